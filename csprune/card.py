@@ -1,0 +1,131 @@
+"""The model card of a truncated checkpoint: what was done, what it cost, how to load it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from csprune.tables import markdown
+
+_LOADING = """## Loading
+
+With csprune installed:
+
+```python
+import csprune  # registers the truncated head with transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("FOLDER")
+tokenizer = AutoTokenizer.from_pretrained("FOLDER")
+```
+
+Without it, the checkpoint's own `csprune_hf.py` does the same:
+
+```python
+model = AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True)
+```
+
+    lm_eval --model hf --model_args pretrained=FOLDER,trust_remote_code=True --tasks ...
+
+Loading it without either fails: the stored head has the wrong shape for the stock class.
+"""
+
+
+def model_card(details: Mapping[str, Any], report: dict[str, Any] | None, original: str | None) -> str:
+    """The README.md of an exported checkpoint.
+
+    Args:
+        details: Of the export, as in `report.json` under "export".
+        report: Of the evaluation, or None where none was made.
+        original: The source's README.md, whose licence, languages and tags are carried over.
+    """
+    front = _front_matter(original)
+    tags = front.get("tags")
+    tags = [tags] if isinstance(tags, str) else list(tags or [])
+    kept_fields = {k: front[k] for k in ("license", "license_name", "license_link", "language") if k in front}
+    base = details["base_model"]
+    metadata = {
+        **kept_fields,
+        "library_name": "transformers",
+        "pipeline_tag": "text-generation",
+        # A local folder's name says nothing to a reader of the card's metadata.
+        **({"base_model": base} if not Path(base).exists() and base != "demo" else {}),
+        "tags": [*tags, *(t for t in ("csprune", "low-rank") if t not in tags)],
+    }
+    sizes = details["sizes"]
+    before, after = sizes["before"], sizes["after"]
+    lines = [
+        "---",
+        yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True).strip(),
+        "---",
+        "",
+        f"# {details['name']}",
+        "",
+        f"{base} with a truncated head: {details['removed']} of the {details['removed'] + details['kept']} "
+        f"directions that its unembedding reads (rank {details['rank']:g}) were removed by the method "
+        f"`{details['method']}`, those that matter least to the prediction by that measure, and replaced by "
+        "their mean over the calibration text in a corrected bias. All other weights are unchanged.",
+        "",
+        "| | before | after |",
+        "|---|---|---|",
+        f"| head parameters | {before['head_parameters']:,} | {after['head_parameters']:,} |",
+        f"| head bytes read per token | {before['head_bytes']:,} | {after['head_bytes']:,} |",
+        f"| weights on disk, bytes | {before['bytes_on_disk']:,} | {after['bytes_on_disk']:,} |",
+        "",
+    ]
+    if details["tied"]:
+        lines += [
+            "The original's head shares its weight with the input embedding. The truncated head cannot, so "
+            "this checkpoint is *larger* on disk; what shrinks is the work and memory traffic of each token.",
+            "",
+        ]
+    lines += ["## What it costs", ""]
+    if report is None:
+        lines += ["Not measured: `csprune evaluate` does.", ""]
+    else:
+        lines += [
+            markdown(report),
+            "Every figure and its interval is in `report.json`, every document's in ",
+            "",
+        ]
+        lines[-2] += "`documents.parquet`."
+    lines += _calibration(details["calibration"])
+    lines += [
+        _LOADING,
+        "The final norm's gain and bias are folded into the head, so `hidden_states[-1]` is the normalised "
+        "state without them.",
+        "",
+        f"Made with csprune {details['versions']['csprune']}, torch {details['versions']['torch']}, "
+        f"transformers {details['versions']['transformers']}.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _calibration(calibration: Mapping[str, Any]) -> list[str]:
+    corpus = calibration["corpus"]
+    text = f"`{corpus['source']}`" if "source" in corpus else "several texts, merged"
+    skipped = f", the first {calibration['skip_first']} left out" if calibration["skip_first"] else ""
+    return [
+        "## Calibration",
+        "",
+        f"{calibration['fisher_tokens']:,} predictions and {calibration['tokens']:,} states of windows of "
+        f"{calibration['sequence_length']} tokens of {text} (positions: {calibration['positions']}{skipped}; "
+        f"{'with' if calibration['bos'] else 'without'} a beginning-of-sequence token), the model run in "
+        f"{calibration['dtype']}.",
+        "",
+    ]
+
+
+def _front_matter(text: str | None) -> dict[str, Any]:
+    """The YAML block at the top of a card; nothing where there is none or it is no YAML."""
+    if not text or not text.startswith("---\n"):
+        return {}
+    block = text[4:].split("\n---", 1)[0]
+    try:
+        value = yaml.safe_load(block)
+    except yaml.YAMLError:
+        return {}
+    return value if isinstance(value, dict) else {}

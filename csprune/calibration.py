@@ -23,8 +23,9 @@ import torch
 
 from csprune.accumulators import FisherSums, Moments
 from csprune.corpus import Windows, check_fits
-from csprune.errors import CspruneError, InputError
+from csprune.errors import InputError
 from csprune.files import atomic_file
+from csprune.measures import check_finite
 from csprune.readout import Readout, load_readout
 from csprune.unembedding import Unembedding
 
@@ -312,15 +313,8 @@ def predictions(unembedding: Unembedding, u: torch.Tensor) -> tuple[torch.Tensor
         CspruneError: A token's logits are not finite.
     """
     logits = unembedding.logits(u)
-    slope = unembedding.transform.slope(logits)
-    probabilities = torch.softmax(logits, 1)
-    finite = torch.isfinite(probabilities).all(1)
-    if not bool(finite.all()):
-        raise CspruneError(
-            f"the logits of {int((~finite).sum())} of {len(finite)} tokens of one chunk are not finite: "
-            "check the model's weights"
-        )
-    return probabilities, slope
+    check_finite(logits)
+    return torch.softmax(logits, 1), unembedding.transform.slope(logits)
 
 
 def fingerprint(readout: Readout) -> str:

@@ -15,16 +15,17 @@ import torch
 
 from csprune.calibration import BATCH_SIZE, check_run, model_name, versions
 from csprune.corpus import Windows, count_shared
-from csprune.errors import CspruneError, InputError
+from csprune.errors import InputError
 from csprune.linalg import haar_columns
 from csprune.measurement import QUANTITIES, Evaluation, Measurement
+from csprune.measures import Prediction, measure_nested
 from csprune.readout import Readout
 from csprune.truncation import Truncation
 from csprune.unembedding import Unembedding
 
 RANDOM_SUBSPACES = 8
-# Elements of a [tokens, V] matrix held at once: a few such matrices should stay in the cache.
-CHUNK_ELEMENTS = 1 << 22
+# Elements of a [tokens, V] matrix held at once (32 MiB in float32).
+CHUNK_ELEMENTS = 1 << 23
 
 
 @dataclass
@@ -37,11 +38,9 @@ class _Family:
         mean: mu, float64 [q].
         metric: left^T (W^T W) left, float64 [m, m]: D without a pass over the vocabulary.
         image: -W left [V, largest m], compute dtype.
-        left: float64 [q, largest m].
     """
 
     sizes: list[int]
-    left: torch.Tensor
     right: torch.Tensor
     mean: torch.Tensor
     metric: torch.Tensor
@@ -156,27 +155,28 @@ def _families(readout: Readout, truncations: Sequence[Truncation], subspaces: in
     for truncation in truncations:
         if truncation.method != "random":
             by_method.setdefault(truncation.method, []).append(truncation)
-    families: list[_Family] = []
+    removals: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []  # sizes, left, right
     entries: list[tuple[str, float, int, list[int]]] = []
-    mean = truncations[0].mean_state
     for members in by_method.values():
-        entries += [(t.method, t.rank, t.removed, [len(families)]) for t in members]
+        entries += [(t.method, t.rank, t.removed, [len(removals)]) for t in members]
         largest = max(members, key=lambda t: t.removed).projection
         sizes = sorted({t.removed for t in members})
-        families.append(_family(unembedding, sizes, largest.removed_left, largest.removed_right, mean))
+        removals.append((sizes, largest.removed_left, largest.removed_right))
     sizes = sorted({removed for _, removed in ranks})
-    where = list(range(len(families), len(families) + subspaces))
+    where = list(range(len(removals), len(removals) + subspaces))
     for i in range(subspaces):
         basis = haar_columns(unembedding.width, sizes[-1], seed + i).to(unembedding.device)
-        families.append(_family(unembedding, sizes, basis, basis, mean))
+        removals.append((sizes, basis, basis))
     entries += [("random", rank, removed, where) for rank, removed in ranks]
+    # One pass over the head for all of them.
+    joined = torch.cat([left for _, left, _ in removals], 1)
+    images = unembedding.along(-joined, unembedding.compute_dtype)
+    columns = [left.shape[1] for _, left, _ in removals]
+    families = [
+        _Family(each, right, truncations[0].mean_state, left.mT @ unembedding.gram @ left, image)
+        for (each, left, right), image in zip(removals, images.split(columns, 1), strict=True)
+    ]
     return entries, families
-
-
-def _family(unembedding: Unembedding, sizes, left, right, mean) -> _Family:
-    metric = left.mT @ unembedding.gram @ left
-    image = unembedding.along(-left, unembedding.compute_dtype)
-    return _Family(sizes, left, right, mean, metric, image)
 
 
 @dataclass
@@ -190,113 +190,19 @@ class _Tokens:
 def _measure(
     unembedding: Unembedding, u: torch.Tensor, targets: torch.Tensor, families: list[_Family]
 ) -> _Tokens:
-    coordinates = [(u - f.mean) @ f.right for f in families]
-    base = torch.empty(len(u), dtype=torch.float64, device=u.device)
-    measured = [
-        {m: torch.empty(len(QUANTITIES), len(u), dtype=torch.float64, device=u.device) for m in f.sizes}
-        for f in families
-    ]
+    base: list[torch.Tensor] = []
+    parts: list[list[dict[int, torch.Tensor]]] = [[] for _ in families]
     chunk = max(1, CHUNK_ELEMENTS // unembedding.vocabulary)
-    for rows in (slice(i, min(i + chunk, len(u))) for i in range(0, len(u), chunk)):
-        prediction = _Prediction.of(unembedding, u[rows], targets[rows])
-        base[rows] = prediction.loss
-        for family, x, figures in zip(families, coordinates, measured, strict=True):
-            _measure_family(prediction, family, x[rows], figures, rows)
-    return _Tokens(base, measured)
-
-
-@dataclass
-class _Prediction:
-    """The unchanged prediction of a chunk of tokens.
-
-    Attributes:
-        before_cap: The head's output [tokens, V] under a soft cap, else None.
-        slope: J [tokens, V] under a soft cap, else None.
-    """
-
-    unembedding: Unembedding
-    before_cap: torch.Tensor | None
-    slope: torch.Tensor | None
-    log_probabilities: torch.Tensor
-    probabilities: torch.Tensor
-    targets: torch.Tensor
-    loss: torch.Tensor
-    top: torch.Tensor
-
-    @classmethod
-    def of(cls, unembedding: Unembedding, u: torch.Tensor, targets: torch.Tensor) -> _Prediction:
-        output = unembedding.head_output(u)
-        logits = unembedding.transform(output)
-        capped = unembedding.transform.cap is not None
-        log_p = torch.log_softmax(logits, 1)
-        targets = targets.unsqueeze(1)
-        loss = -log_p.gather(1, targets).squeeze(1).double()
-        finite = torch.isfinite(loss) & torch.isfinite(logits).all(1)
-        if not bool(finite.all()):
-            raise CspruneError(
-                f"the logits of {int((~finite).sum())} of {len(finite)} evaluation tokens of one chunk "
-                "are not finite: check the model's weights"
-            )
-        return cls(
-            unembedding,
-            output if capped else None,
-            unembedding.transform.slope(logits),
-            log_p,
-            log_p.exp(),
-            targets,
-            loss,
-            logits.argmax(1),
-        )
-
-    def figures(self, mapped: torch.Tensor, distance: torch.Tensor) -> torch.Tensor:
-        """The five quantities, float64 [5, tokens], of the change `W du` [tokens, V].
-
-        `distance` is `||W du||^2`, float64 [tokens], which is D where the logits are not capped.
-        """
-        if self.before_cap is None:
-            change = fisher = mapped
-        else:
-            assert self.slope is not None  # both belong to the soft cap
-            changed = self.unembedding.transform(self.before_cap + mapped)
-            change = changed - self.unembedding.transform(self.before_cap)
-            fisher = mapped * self.slope
-            distance = (change - change.mean(1, keepdim=True)).square().sum(1).double()
-        mean = _expectation(self.probabilities, change)
-        fisher_mean = mean if fisher is change else _expectation(self.probabilities, fisher)
-        deviation = (fisher - fisher_mean.to(fisher.dtype).unsqueeze(1)).square_()
-        fisher_term = _expectation(self.probabilities, deviation) / 2
-        changed = torch.add(self.log_probabilities, change, out=deviation)
-        top = changed.argmax(1)
-        target_change = change.gather(1, self.targets).squeeze(1).double()
-        # log sum exp of log p + change: 0 for no change, so that K has no large terms to cancel.
-        normaliser = torch.logsumexp(changed, 1).double()
-        loss_change = normaliser - target_change
-        return torch.stack(
-            [loss_change, distance, fisher_term, normaliser - mean, (top == self.top).double()]
-        )
-
-
-def _measure_family(
-    prediction: _Prediction,
-    family: _Family,
-    coordinates: torch.Tensor,
-    figures: dict[int, torch.Tensor],
-    rows: slice,
-) -> None:
-    dtype = family.image.dtype
-    mapped = torch.zeros_like(prediction.probabilities)
-    done = 0
-    for m in family.sizes:
-        mapped.addmm_(coordinates[:, done:m].to(dtype), family.image[:, done:m].mT)
-        part = coordinates[:, :m]
-        distance = ((part @ family.metric[:m, :m]) * part).sum(1)
-        figures[m][:, rows] = prediction.figures(mapped, distance)
-        done = m
-
-
-def _expectation(probabilities: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """sum_j p_j values_j, float64 [tokens]."""
-    return torch.linalg.vecdot(probabilities, values).double()
+    for part, next_tokens in zip(u.split(chunk), targets.split(chunk), strict=True):
+        prediction = Prediction.of(unembedding, part, next_tokens)
+        base.append(prediction.loss)
+        for family, measured in zip(families, parts, strict=True):
+            x = (part - family.mean) @ family.right
+            measured.append(measure_nested(prediction, x, family.image, family.metric, family.sizes))
+    return _Tokens(
+        torch.cat(base),
+        [{m: torch.cat([figures[m] for figures in measured], 1) for m in measured[0]} for measured in parts],
+    )
 
 
 def _arrays(values: list[dict[int, torch.Tensor]], where: list[int], m: int, method: str):

@@ -421,7 +421,7 @@ def test_pieces_lose_nothing_and_are_long_enough(paragraphs: list[str], at_least
 
 def test_a_text_file_is_cut_at_blank_lines(tmp_path: Path) -> None:
     path = tmp_path / "x.txt"
-    first, second = "a" * 300 + "\n    indented", "b" * 300
+    first, second = "a" * 300 + "  \n    indented", "b" * 300
     path.write_bytes(f"\ufeff\n\n{first}\r\n \t\r\n{second}\n\n\n{'c' * 500}\n\nshort".encode())
     assert documents_of(str(path)) == [f"{first}\n\n{second}", f"{'c' * 500}\n\nshort"]
     path.write_text("only this\nand this\n")
@@ -531,6 +531,7 @@ def test_no_paragraph_of_the_demo_occurs_twice() -> None:
     original = [p for topic in topics.values() for p in normalised_paragraphs(topic)]
     assert set(found) == set(original)  # nothing else is lost
     assert len(original) > len(set(original)) + 100  # control: the topics do repeat themselves
+    assert normalised_paragraphs(documents[0])[0] == normalised_paragraphs(topics[min(topics)])[0]
     lengths = sorted(map(len, documents))
     assert lengths[len(lengths) // 10] >= DEMO_PIECE and lengths[len(lengths) // 2] < 800
 

@@ -60,7 +60,7 @@ class Moments(_Sums):
 
 @dataclass
 class FisherSums(_Sums):
-    """Fisher statistics in the basis of singular directions (DESIGN section 3; paper, E.4).
+    """Fisher statistics in the basis of singular directions (README, Definitions; paper, E.4).
 
     With `x = V^T u`, `m = W^T (J p)` and `var_i = v_i^T W^T S_p W v_i` (its entries multiplied by J
     under a soft cap):

@@ -1,31 +1,26 @@
 """The calibration pass: a model reads text, and its states become the statistics that rank directions.
 
 Memory does not grow with the number of tokens: batches of documents are run up to the final norm, their
-states are added to float64 sums, and the vocabulary is only ever seen for a chunk of tokens. (DESIGN
-section 3; paper, Appendix C and E.4.)
+states are added to float64 sums, and the vocabulary is only ever seen for a chunk of tokens. (README,
+Definitions; paper, Appendix C and E.4.)
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import platform
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import safetensors
-import safetensors.torch
 import torch
 
 from csprune.accumulators import FisherSums, Moments
+from csprune.changes import check_finite, log_softmax
 from csprune.corpus import Windows, check_fits
 from csprune.errors import InputError
-from csprune.files import atomic_file
-from csprune.measures import check_finite
+from csprune.identity import fingerprint, max_positions, model_name, versions
+from csprune.persistence import Partial, named, read_statistics, sums_of, write_statistics
 from csprune.readout import Readout, load_readout
 from csprune.unembedding import Unembedding
 
@@ -34,10 +29,9 @@ SCHEMA = 1
 # Elements of a [tokens, V] matrix held at once (64 MiB in float32), and documents run at once.
 CHUNK_ELEMENTS = 1 << 24
 BATCH_SIZE = 8
-# Batches between two saves of what an interrupted run resumes from.
-_SAVE_EVERY = 16
 
 Progress = Callable[[int, int], None]
+Sums = TypeVar("Sums", Moments, FisherSums)
 
 
 @dataclass(frozen=True)
@@ -104,9 +98,9 @@ class Calibration:
         """The calibration of both texts together.
 
         Raises:
-            InputError: Other directions or settings, or a document in both.
+            InputError: Other directions, dtype or settings, or a document in both.
         """
-        keys = ("fingerprint", "positions", "skip_first", "sequence_length", "bos")
+        keys = ("fingerprint", "dtype", "positions", "skip_first", "sequence_length", "bos")
         differing = [k for k in keys if self.details[k] != other.details[k]]
         if differing or not torch.equal(self.directions, other.directions):
             what = ", ".join(differing) or "directions"
@@ -119,58 +113,33 @@ class Calibration:
         details = {
             **self.details,
             "corpus": {"merged": [self.details["corpus"], other.details["corpus"]]},
+            "tokens": int(moments.count),
+            "fisher_tokens": int(fisher.count),
         }
         documents = self.documents + other.documents
         return Calibration(moments, fisher, self.directions, self.singular_values, documents, details)
 
     def save(self, path: str | Path) -> None:
-        """Write one .safetensors file, atomically; the same statistics give the same bytes."""
-        tensors = {
-            **{f"moments.{k}": v for k, v in self.moments.tensors().items()},
-            **{f"fisher.{k}": v for k, v in self.fisher.tensors().items()},
-            "directions": self.directions,
-            "singular_values": self.singular_values,
-        }
+        """Write one .safetensors file, atomically; the same statistics give the same bytes.
+
+        Raises:
+            InputError: The folder does not exist or cannot be written.
+        """
         header = {"schema": SCHEMA, "documents": self.documents, "details": self.details}
-        # One key: safetensors does not keep the order of several.
-        metadata = {"csprune_calibration": json.dumps(header, sort_keys=True)}
-        with atomic_file(path) as temporary:
-            safetensors.torch.save_file(
-                {k: v.contiguous().cpu() for k, v in tensors.items()}, temporary, metadata=metadata
-            )
+        basis = {"directions": self.directions, "singular_values": self.singular_values}
+        write_statistics(Path(path), header, {**named(self.moments, self.fisher), **basis})
 
     @staticmethod
     def load(path: str | Path) -> Calibration:
         """Read what `save` wrote.
 
         Raises:
-            InputError: No such file, not a calibration, damaged, or of a newer schema.
+            InputError: No such file, not a calibration, damaged, of another schema, or not finite.
         """
-        path = Path(path)
-        if not path.is_file():
-            raise InputError(f"no calibration file {path}: make one with `csprune calibrate`")
+        header, tensors = read_statistics(Path(path), SCHEMA)
         try:
-            with safetensors.safe_open(path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                header = json.loads(metadata.get("csprune_calibration", "null"))
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-        except (safetensors.SafetensorError, OSError, ValueError) as error:
-            raise InputError(f"{path} cannot be read ({error}): calibrate again") from error
-        if header is None:
-            raise InputError(f"{path} is not a csprune calibration: make one with `csprune calibrate`")
-        if header.get("schema") != SCHEMA:
-            raise InputError(
-                f"{path} has schema {header.get('schema')}, this csprune reads {SCHEMA}: calibrate again"
-            )
-
-        def sums(prefix: str) -> dict[str, torch.Tensor]:
-            start = len(prefix) + 1
-            return {k[start:]: v for k, v in tensors.items() if k.startswith(prefix + ".")}
-
-        try:
-            calibration = Calibration(
-                Moments(**sums("moments")),
-                FisherSums(**sums("fisher")),
+            return Calibration(
+                *sums_of(tensors),
                 tensors["directions"],
                 tensors["singular_values"],
                 tuple(header["documents"]),
@@ -178,10 +147,6 @@ class Calibration:
             )
         except (KeyError, TypeError) as error:
             raise InputError(f"{path} lacks statistics ({error}): calibrate again") from error
-        bad = sum(int((~torch.isfinite(t)).sum()) for t in tensors.values())
-        if bad:
-            raise InputError(f"{path} has {bad} values that are not finite: calibrate again")
-        return calibration
 
     def check_model(self, readout: Readout) -> None:
         """Refuse a calibration of another model.
@@ -223,19 +188,22 @@ def calibrate(
         batch_size: Documents run at once. It changes rounding, and so is part of what must match to
             resume.
         name: The model's name for the record.
-        partial: File that an interrupted run resumes from; removed at the end.
+        partial: File that an interrupted run resumes from, saved about once a minute; removed at the end.
         progress: Called with (documents done, documents).
 
     Returns:
         The calibration, on the CPU.
 
     Raises:
-        InputError: Impossible settings, tokens the model does not have, or a partial file of another run.
+        InputError: Impossible settings, tokens the model does not have, a readout of another model, or a
+            partial file of another run.
         CspruneError: States or logits that are not finite, with counts.
     """
     name = name or model_name(model)
     check_run(model, windows, positions, skip_first, batch_size, name)
     readout = load_readout(model, windows.input_ids) if readout is None else readout
+    if readout.model is not model:
+        raise InputError("the readout is of another model object: load_readout() this one")
     unembedding = readout.unembedding
     directions = unembedding.directions
     mapped = unembedding.along(directions, unembedding.compute_dtype)
@@ -253,14 +221,12 @@ def calibrate(
         "corpus": windows.describe(),
         "versions": versions(),
     }
-    resume = _Partial(partial, details, moments, fisher) if partial else None
+    resume = Partial(partial, details, moments, fisher) if partial else None
     start = resume.load() if resume else 0
     chunk = max(1, CHUNK_ELEMENTS // unembedding.vocabulary)
-    for batch, first in enumerate(range(start, len(windows), batch_size)):
+    for first in range(start, len(windows), batch_size):
         if progress:
             progress(first, len(windows))
-        if resume and batch and batch % _SAVE_EVERY == 0:
-            resume.save(first)
         u = readout.states(windows.input_ids[first : first + batch_size])[:, skip_first:]
         moments.update(u.flatten(0, 1))
         taken = u[:, -1] if positions == "last" else u.flatten(0, 1)
@@ -268,6 +234,8 @@ def calibrate(
             probabilities, slope = predictions(unembedding, part)
             fisher.update(part, directions, probabilities, slope, mapped)
             del probabilities, slope
+        if resume:
+            resume.save_if_due(first + len(u))
     if progress:
         progress(len(windows), len(windows))
     details["tokens"] = int(moments.count)
@@ -277,7 +245,8 @@ def calibrate(
     return Calibration(
         Moments(**{k: v.cpu() for k, v in moments.tensors().items()}),
         FisherSums(**{k: v.cpu() for k, v in fisher.tensors().items()}),
-        directions.cpu(),
+        # Laid out as a file gives it back: what follows from it is then the same to the last bit.
+        directions.cpu().contiguous(),
         unembedding.singular_values.cpu(),
         windows.document_ids,
         details,
@@ -314,89 +283,9 @@ def predictions(unembedding: Unembedding, u: torch.Tensor) -> tuple[torch.Tensor
     """
     logits = unembedding.logits(u)
     check_finite(logits)
-    return torch.softmax(logits, 1), unembedding.transform.slope(logits)
+    slope = unembedding.transform.slope(logits)
+    return log_softmax(logits)[1], slope
 
 
-def fingerprint(readout: Readout) -> str:
-    """SHA-256 that tells one model's weights from another's, whatever the folder is called.
-
-    Every tensor takes part by its name, its shape and up to 4,096 evenly spaced values (as float32);
-    the norm's gain wholly.
-    """
-    digest = hashlib.sha256(type(readout.model).__name__.encode())
-    for key, value in sorted(readout.model.state_dict().items()):
-        flat = value.detach().reshape(-1)
-        step = max(1, flat.numel() // 4096)
-        sample = flat[::step][:4097].float().cpu().contiguous()
-        digest.update(f"{key}{tuple(value.shape)}".encode())
-        digest.update(sample.numpy().tobytes())
-    digest.update(readout.norm.gain.cpu().numpy().tobytes())
-    return digest.hexdigest()
-
-
-def model_name(model: Any) -> str:
-    """What a model calls itself: where it was loaded from, or its class."""
-    return getattr(model.config, "_name_or_path", "") or type(model).__name__
-
-
-def max_positions(model: Any) -> int | None:
-    """How long an input the model takes, if its config says so."""
-    config = model.config.get_text_config()
-    return getattr(config, "max_position_embeddings", None)
-
-
-def versions() -> dict[str, str]:
-    """Of csprune, what it computes with, and Python."""
-    packages = ("csprune", "torch", "transformers", "tokenizers")
-    return {**{p: version(p) for p in packages}, "python": platform.python_version()}
-
-
-def _clone(sums):
+def _clone(sums: Sums) -> Sums:
     return type(sums)(**{k: v.clone() for k, v in sums.tensors().items()})
-
-
-class _Partial:
-    """What an interrupted calibration resumes from: the sums and how many documents they hold."""
-
-    def __init__(self, path: str | Path, settings: dict, moments: Moments, fisher: FisherSums) -> None:
-        self.path = Path(path)
-        self.settings = json.dumps(settings, sort_keys=True)
-        self.tensors = {
-            **{f"moments.{k}": v for k, v in moments.tensors().items()},
-            **{f"fisher.{k}": v for k, v in fisher.tensors().items()},
-        }
-
-    def load(self) -> int:
-        """Fill the sums; the number of documents done, 0 if there is no file."""
-        if not self.path.exists():
-            return 0
-        try:
-            with safetensors.safe_open(self.path, framework="pt") as file:
-                metadata = file.metadata() or {}
-                saved = {key: file.get_tensor(key) for key in self.tensors}
-        except (safetensors.SafetensorError, OSError) as error:
-            raise InputError(
-                f"{self.path} cannot be read ({error}): delete it to calibrate from the start"
-            ) from error
-        state = json.loads(metadata.get("csprune_partial", "{}"))
-        if state.get("settings") != self.settings:
-            raise InputError(
-                f"{self.path} was left by a calibration of another model, text or settings: "
-                "delete it, or repeat that command to resume it"
-            )
-        for key, value in self.tensors.items():
-            value.copy_(saved[key])
-        return state["documents"]
-
-    def save(self, documents: int) -> None:
-        state = {"documents": documents, "settings": self.settings}
-        metadata = {"csprune_partial": json.dumps(state, sort_keys=True)}
-        with atomic_file(self.path) as temporary:
-            safetensors.torch.save_file(
-                {k: v.contiguous().cpu() for k, v in self.tensors.items()},
-                temporary,
-                metadata=metadata,
-            )
-
-    def remove(self) -> None:
-        self.path.unlink(missing_ok=True)

@@ -25,7 +25,10 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 Without it, the checkpoint's own `csprune_hf.py` does the same:
 
 ```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
 model = AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True)
+tokenizer = AutoTokenizer.from_pretrained("FOLDER", trust_remote_code=True)
 ```
 
     lm_eval --model hf --model_args pretrained=FOLDER,trust_remote_code=True --tasks ...
@@ -47,12 +50,14 @@ def model_card(details: Mapping[str, Any], report: dict[str, Any] | None, origin
     tags = [tags] if isinstance(tags, str) else list(tags or [])
     kept_fields = {k: front[k] for k in ("license", "license_name", "license_link", "language") if k in front}
     base = details["base_model"]
+    local = Path(base).expanduser().exists()
+    shown = Path(base).resolve().name if local else base  # where it lay concerns nobody else
     metadata = {
         **kept_fields,
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         # A local folder's name says nothing to a reader of the card's metadata.
-        **({"base_model": base} if not Path(base).exists() and base != "demo" else {}),
+        **({"base_model": base} if not local and base != "demo" else {}),
         "tags": [*tags, *(t for t in ("csprune", "low-rank") if t not in tags)],
     }
     sizes = details["sizes"]
@@ -64,10 +69,10 @@ def model_card(details: Mapping[str, Any], report: dict[str, Any] | None, origin
         "",
         f"# {details['name']}",
         "",
-        f"{base} with a truncated head: {details['removed']} of the {details['removed'] + details['kept']} "
+        f"{shown} with a truncated head: {details['removed']} of the {details['removed'] + details['kept']} "
         f"directions that its unembedding reads (rank {details['rank']:g}) were removed by the method "
-        f"`{details['method']}`, those that matter least to the prediction by that measure, and replaced by "
-        "their mean over the calibration text in a corrected bias. All other weights are unchanged.",
+        f"`{details['method']}` and replaced by their mean "
+        "over the calibration text in a corrected bias. All other weights are unchanged.",
         "",
         "| | before | after |",
         "|---|---|---|",
@@ -88,10 +93,9 @@ def model_card(details: Mapping[str, Any], report: dict[str, Any] | None, origin
     else:
         lines += [
             markdown(report),
-            "Every figure and its interval is in `report.json`, every document's in ",
+            "Every figure and its interval is in `report.json`, every document's in `documents.parquet`.",
             "",
         ]
-        lines[-2] += "`documents.parquet`."
     lines += _calibration(details["calibration"])
     lines += [
         _LOADING,

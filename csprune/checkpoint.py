@@ -41,6 +41,8 @@ class Checkpoint:
         index: The index file's content, or None for a single file.
         weight_map: File name of each tensor.
         shapes: Shape of each tensor.
+        dtypes: Dtype of each tensor, as safetensors names it ("BF16").
+        nbytes: Bytes of each tensor.
     """
 
     folder: Path
@@ -48,6 +50,8 @@ class Checkpoint:
     index: dict[str, Any] | None
     weight_map: dict[str, str]
     shapes: dict[str, tuple[int, ...]]
+    dtypes: dict[str, str]
+    nbytes: dict[str, int]
 
     @classmethod
     def open(cls, folder: str | Path) -> Checkpoint:
@@ -58,15 +62,15 @@ class Checkpoint:
         """
         folder = Path(folder)
         config = _read_json(folder / "config.json", "give the folder of a transformers checkpoint")
-        if (folder / INDEX).is_file():
-            index = _read_json(folder / INDEX, "download the checkpoint again")
-            weight_map = _checked_map(index, folder)
-        elif (folder / SINGLE).is_file():
+        if (folder / SINGLE).is_file():  # of a folder that has both, transformers loads this one
             index = None
             weight_map = {name: SINGLE for name in _Header.read(folder / SINGLE).tensors}
+        elif (folder / INDEX).is_file():
+            index = _read_json(folder / INDEX, "download the checkpoint again")
+            weight_map = _checked_map(index, folder)
         else:
             raise InputError(_no_weights(folder))
-        shapes: dict[str, tuple[int, ...]] = {}
+        entries: dict[str, dict[str, Any]] = {}
         for file in dict.fromkeys(weight_map.values()):
             header = _Header.read(folder / file)
             missing = [k for k, f in weight_map.items() if f == file and k not in header.tensors]
@@ -75,8 +79,16 @@ class Checkpoint:
                     f"{folder / file} lacks {missing[0]} and {len(missing) - 1} more that {INDEX} names: "
                     "download the checkpoint again"
                 )
-            shapes |= {k: tuple(v["shape"]) for k, v in header.tensors.items()}
-        return cls(folder, config, index, weight_map, shapes)
+            entries |= {k: v for k, v in header.tensors.items() if weight_map.get(k) == file}
+        return cls(
+            folder,
+            config,
+            index,
+            weight_map,
+            shapes={k: tuple(v["shape"]) for k, v in entries.items()},
+            dtypes={k: v["dtype"] for k, v in entries.items()},
+            nbytes={k: v["data_offsets"][1] - v["data_offsets"][0] for k, v in entries.items()},
+        )
 
     @property
     def files(self) -> list[str]:
@@ -132,16 +144,11 @@ def rewrite(
         for name, old in pieces:
             if old is None:
                 data = put[name].detach().contiguous().cpu().reshape(-1).view(torch.uint8)
-                data.numpy().tofile(writer)
+                writer.write(data.numpy().data)
             else:
                 begin, end = old["data_offsets"]
                 reader.seek(header.data_start + begin)
                 _copy_bytes(reader, writer, end - begin)
-
-
-def stored_bytes(tensors: Mapping[str, torch.Tensor]) -> int:
-    """Bytes that tensors take on disk."""
-    return sum(t.numel() * t.element_size() for t in tensors.values())
 
 
 @dataclass(frozen=True)
@@ -161,11 +168,18 @@ class _Header:
                 entries = json.loads(file.read(length))
                 metadata = entries.pop("__metadata__", None)
             # In the order of the data, so that copying reads the file from front to back.
-            tensors = dict(sorted(entries.items(), key=lambda item: item[1]["data_offsets"][0]))
-            end = max((t["data_offsets"][1] for t in tensors.values()), default=0)
+            tensors = dict(sorted(entries.items(), key=lambda item: item[1]["data_offsets"]))
+            end = 0
+            for name, tensor in tensors.items():
+                begin, after = tensor["data_offsets"]
+                if begin != end or after < begin:
+                    raise ValueError(f"the data of {name} are not where they should be")
+                if not {"dtype", "shape"} <= set(tensor):
+                    raise ValueError(f"{name} has no dtype or no shape")
+                end = after
             if path.stat().st_size != 8 + length + end:
                 raise ValueError("it is cut short")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{path} is no complete safetensors file ({error}): {advice}") from error
         return cls(tensors, metadata, 8 + length)
 
@@ -173,6 +187,8 @@ class _Header:
 def _copy_bytes(reader: Any, writer: Any, size: int) -> None:
     while size:
         block = reader.read(min(size, _COPY_BUFFER))
+        if not block:
+            raise OSError(f"{reader.name} became shorter while it was read")
         writer.write(block)
         size -= len(block)
 

@@ -2,23 +2,26 @@
 
 States are computed once and serve every truncation. A truncation changes the logits by the low-rank
 `W du`, added to the unchanged ones; truncations that are nested (a method at several ranks) cost only their
-additional directions. (DESIGN section 2; paper, Section 2.2 and 5.1.)
+additional directions. (README, Definitions; paper, Section 2.2 and 5.1.)
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from csprune.calibration import BATCH_SIZE, check_run, model_name, versions
+from csprune.calibration import BATCH_SIZE, check_run
+from csprune.changes import Prediction, measure_nested
 from csprune.corpus import Windows, count_shared
 from csprune.errors import InputError
+from csprune.identity import model_name, versions
 from csprune.linalg import haar_columns
-from csprune.measurement import QUANTITIES, Evaluation, Measurement
-from csprune.measures import Prediction, measure_nested
+from csprune.measurement import QUANTITIES, REFERENCE, Evaluation, Measurement
 from csprune.readout import Readout
 from csprune.truncation import Truncation
 from csprune.unembedding import Unembedding
@@ -28,23 +31,46 @@ RANDOM_SUBSPACES = 8
 CHUNK_ELEMENTS = 1 << 23
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Family:
     """Nested removals about one mean: `du = -left[:, :m] right[:, :m]^T (u - mu)` for each m.
 
     Attributes:
         sizes: m, ascending.
+        left: float64 [q, largest m].
         right: float64 [q, largest m].
-        mean: mu, float64 [q].
-        metric: left^T (W^T W) left, float64 [m, m]: D without a pass over the vocabulary.
-        image: -W left [V, largest m], compute dtype.
     """
 
     sizes: list[int]
+    left: torch.Tensor
     right: torch.Tensor
-    mean: torch.Tensor
-    metric: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """What a family's coordinates `x = right^T (u - mu)` do to the logits: `W du = image x`.
+
+    Attributes:
+        image: -W left [V, largest m], compute dtype.
+        metric: left^T (W^T W) left, float64 [largest m, largest m]: D without a pass over the vocabulary.
+    """
+
     image: torch.Tensor
+    metric: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One measurement to make, and the families (several for random) whose figures at m it is made of."""
+
+    method: str
+    rank: float
+    removed: int
+    families: list[int]
+
+
+# Figures of one family's removals by m: float64 [quantities, tokens or documents].
+_Figures = dict[int, torch.Tensor]
 
 
 def evaluate(
@@ -88,13 +114,15 @@ def evaluate(
     name = name or model_name(model)
     check_run(model, windows, positions, skip_first, batch_size, name)
     readout = _check(model, windows, truncations, random_subspaces)
+    unembedding, mean = readout.unembedding, truncations[0].mean_state
+    entries, families = _plan(readout, truncations, random_subspaces, seed)
+    base = torch.zeros(len(windows), dtype=torch.float64)
+    values: list[_Figures] = [
+        {m: torch.zeros(len(QUANTITIES), len(windows), dtype=torch.float64) for m in family.sizes}
+        for family in families
+    ]
     with torch.no_grad():
-        entries, families = _families(readout, truncations, random_subspaces, seed)
-        base = torch.zeros(len(windows), dtype=torch.float64)
-        values = [
-            {m: torch.zeros(len(QUANTITIES), len(windows), dtype=torch.float64) for m in family.sizes}
-            for family in families
-        ]
+        mapped = _map(unembedding, families)
         for first in range(0, len(windows), batch_size):
             if progress:
                 progress(first, len(windows))
@@ -102,17 +130,23 @@ def evaluate(
             start = windows.sequence_length - 1 if positions == "last" else skip_first
             u = readout.states(windows.input_ids[batch])[:, start:]
             targets = windows.target_ids[batch, start:].to(u.device)
-            tokens = _measure(readout.unembedding, u.flatten(0, 1), targets.flatten(), families)
             shape = targets.shape
-            base[batch] = tokens.base_loss.view(shape).mean(1).cpu()
-            for family_values, measured in zip(values, tokens.families, strict=True):
-                for m, figures in measured.items():
-                    family_values[m][:, batch] = figures.view(len(QUANTITIES), *shape).mean(2).cpu()
+            loss, figures = _measure(unembedding, u.flatten(0, 1), targets.flatten(), mean, families, mapped)
+            base[batch] = loss.view(shape).mean(1).cpu()
+            for of_documents, of_tokens in zip(values, figures, strict=True):
+                for m, each in of_tokens.items():
+                    of_documents[m][:, batch] = each.view(len(QUANTITIES), *shape).mean(2).cpu()
         if progress:
             progress(len(windows), len(windows))
     measurements = [
-        Measurement(method, rank, m, readout.unembedding.width - m, _arrays(values, where, m, method))
-        for method, rank, m, where in entries
+        Measurement(
+            entry.method,
+            entry.rank,
+            entry.removed,
+            unembedding.width - entry.removed,
+            _arrays([values[i][entry.removed] for i in entry.families], entry.method),
+        )
+        for entry in entries
     ]
     record = {
         "positions": positions,
@@ -139,6 +173,10 @@ def _check(model: Any, windows: Windows, truncations: Sequence[Truncation], rand
             raise InputError("a truncation was made of another model object: load_readout() this one")
         if not torch.equal(truncation.mean_state, truncations[0].mean_state):
             raise InputError("the truncations have different calibrations: evaluate those of one at a time")
+    counts = Counter((t.method, t.rank) for t in truncations if t.method != REFERENCE)
+    for (method, rank), count in counts.items():
+        if count > 1:
+            raise InputError(f"{method} at rank {rank:g} is there {count} times: give each once")
     if shared := count_shared(windows, truncations[0].calibration.documents):
         raise InputError(
             f"{shared} of {len(windows)} evaluation documents also calibrated the truncation: "
@@ -147,65 +185,70 @@ def _check(model: Any, windows: Windows, truncations: Sequence[Truncation], rand
     return readout
 
 
-def _families(readout: Readout, truncations: Sequence[Truncation], subspaces: int, seed: int):
-    """Group what is nested. Entries are (method, rank, m, indices of families)."""
+def _plan(
+    readout: Readout, truncations: Sequence[Truncation], subspaces: int, seed: int
+) -> tuple[list[_Entry], list[_Family]]:
+    """Group what is nested: the ranks of a method, and those of each random subspace."""
     unembedding = readout.unembedding
-    ranks = list(dict.fromkeys((t.rank, t.removed) for t in truncations))
     by_method: dict[str, list[Truncation]] = {}
     for truncation in truncations:
-        if truncation.method != "random":
+        if truncation.method != REFERENCE:
             by_method.setdefault(truncation.method, []).append(truncation)
-    removals: list[tuple[list[int], torch.Tensor, torch.Tensor]] = []  # sizes, left, right
-    entries: list[tuple[str, float, int, list[int]]] = []
+    entries: list[_Entry] = []
+    families: list[_Family] = []
     for members in by_method.values():
-        entries += [(t.method, t.rank, t.removed, [len(removals)]) for t in members]
+        entries += [_Entry(t.method, t.rank, t.removed, [len(families)]) for t in members]
         largest = max(members, key=lambda t: t.removed).projection
         sizes = sorted({t.removed for t in members})
-        removals.append((sizes, largest.removed_left, largest.removed_right))
+        families.append(_Family(sizes, largest.removed_left, largest.removed_right))
+    ranks = list(dict.fromkeys((t.rank, t.removed) for t in truncations))
     sizes = sorted({removed for _, removed in ranks})
-    where = list(range(len(removals), len(removals) + subspaces))
+    where = list(range(len(families), len(families) + subspaces))
+    entries += [_Entry(REFERENCE, rank, removed, where) for rank, removed in ranks]
     for i in range(subspaces):
         basis = haar_columns(unembedding.width, sizes[-1], seed + i).to(unembedding.device)
-        removals.append((sizes, basis, basis))
-    entries += [("random", rank, removed, where) for rank, removed in ranks]
-    # One pass over the head for all of them.
-    joined = torch.cat([left for _, left, _ in removals], 1)
-    images = unembedding.along(-joined, unembedding.compute_dtype)
-    columns = [left.shape[1] for _, left, _ in removals]
-    families = [
-        _Family(each, right, truncations[0].mean_state, left.mT @ unembedding.gram @ left, image)
-        for (each, left, right), image in zip(removals, images.split(columns, 1), strict=True)
-    ]
+        families.append(_Family(sizes, basis, basis))
     return entries, families
 
 
-@dataclass
-class _Tokens:
-    """Figures of one batch's tokens: float64 [tokens] and [quantities, tokens] by family and m."""
-
-    base_loss: torch.Tensor
-    families: list[dict[int, torch.Tensor]]
+def _map(unembedding: Unembedding, families: list[_Family]) -> list[_Mapped]:
+    """The images of all families, in one pass over the head."""
+    joined = torch.cat([family.left for family in families], 1)
+    images = unembedding.along(-joined, unembedding.compute_dtype)
+    columns = [family.left.shape[1] for family in families]
+    return [
+        _Mapped(image, family.left.mT @ unembedding.gram @ family.left)
+        for family, image in zip(families, images.split(columns, 1), strict=True)
+    ]
 
 
 def _measure(
-    unembedding: Unembedding, u: torch.Tensor, targets: torch.Tensor, families: list[_Family]
-) -> _Tokens:
-    base: list[torch.Tensor] = []
-    parts: list[list[dict[int, torch.Tensor]]] = [[] for _ in families]
+    unembedding: Unembedding,
+    u: torch.Tensor,
+    targets: torch.Tensor,
+    mean: torch.Tensor,
+    families: list[_Family],
+    mapped: list[_Mapped],
+) -> tuple[torch.Tensor, list[_Figures]]:
+    """The unchanged loss, float64 [tokens], and every family's figures for states u [tokens, q]."""
+    losses: list[torch.Tensor] = []
+    parts: list[list[_Figures]] = [[] for _ in families]
     chunk = max(1, CHUNK_ELEMENTS // unembedding.vocabulary)
     for part, next_tokens in zip(u.split(chunk), targets.split(chunk), strict=True):
         prediction = Prediction.of(unembedding, part, next_tokens)
-        base.append(prediction.loss)
-        for family, measured in zip(families, parts, strict=True):
-            x = (part - family.mean) @ family.right
-            measured.append(measure_nested(prediction, x, family.image, family.metric, family.sizes))
-    return _Tokens(
-        torch.cat(base),
-        [{m: torch.cat([figures[m] for figures in measured], 1) for m in measured[0]} for measured in parts],
-    )
+        losses.append(prediction.loss)
+        for family, each, measured in zip(families, mapped, parts, strict=True):
+            x = (part - mean) @ family.right
+            measured.append(measure_nested(prediction, x, each.image, each.metric, family.sizes))
+    figures = [
+        {m: torch.cat([each[m] for each in measured], 1) for m in family.sizes}
+        for family, measured in zip(families, parts, strict=True)
+    ]
+    return torch.cat(losses), figures
 
 
-def _arrays(values: list[dict[int, torch.Tensor]], where: list[int], m: int, method: str):
-    stacked = torch.stack([values[i][m] for i in where])  # [families, quantities, documents]
-    figures = stacked.transpose(0, 1) if method == "random" else stacked[0]
-    return {name: figures[i].numpy() for i, name in enumerate(QUANTITIES)}
+def _arrays(figures: list[torch.Tensor], method: str) -> dict[str, np.ndarray]:
+    """By quantity float64 [documents], for random [subspaces, documents]."""
+    stacked = torch.stack(figures)  # [families, quantities, documents]
+    arrays = stacked.transpose(0, 1) if method == REFERENCE else stacked[0]
+    return {name: array.numpy() for name, array in zip(QUANTITIES, arrays, strict=True)}

@@ -8,12 +8,11 @@ logits of the in-memory truncation.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -21,95 +20,75 @@ import safetensors.torch
 import torch
 
 from csprune import hf, verify
-from csprune.calibration import versions
 from csprune.card import model_card
-from csprune.checkpoint import INDEX, Checkpoint, copy_file, rewrite, stored_bytes
+from csprune.checkpoint import INDEX, Checkpoint, copy_file, rewrite
+from csprune.companions import carry_over, exported_config, is_output, write_json
 from csprune.errors import CspruneError, InputError
 from csprune.files import atomic_folder
 from csprune.head import apply, factorized_head, folded_norm
-from csprune.linalg import READOUT_TOLERANCE, row_blocks
+from csprune.identity import versions
+from csprune.linalg import READOUT_TOLERANCE
 from csprune.measurement import Evaluation
-from csprune.models import check_source
+from csprune.models import check_source, runs_own_code
+from csprune.placement import Placement, find_placement
 from csprune.readout import Readout
-from csprune.report import summarise, write_report
+from csprune.report import DOCUMENTS_FILE, REPORT_FILE, summarise, write_report
 from csprune.truncation import Truncation
 
 FORMATS = ("factorized",)
-REMOTE_CODE = "csprune_hf.py"
+_CARD = "README.md"
+_ORIGINAL_CARD = "README.original.md"
+_REMOTE_CODE = f"{hf.REMOTE_MODULE}.py"
+_WRITTEN = frozenset({"config.json", _CARD, _REMOTE_CODE, REPORT_FILE, DOCUMENTS_FILE})
 _VERIFIED_TOKENS = (2, 48)
-# Other copies of the original's weights: carried over, they would pass for the truncated model's.
-_OTHER_WEIGHTS = {
-    ".bin",
-    ".pt",
-    ".pth",
-    ".h5",
-    ".msgpack",
-    ".onnx",
-    ".gguf",
-    ".safetensors",
-    ".ckpt",
-    ".ot",
-}
 # In a lower dtype the reloaded model repeats the same products, perhaps in another order.
 _LOW_DTYPE_TOLERANCE = 2e-2
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where the checkpoint keeps what changes.
-
-    Attributes:
-        head: Prefix of the head's tensors.
-        head_file: File that the factors go to.
-        norm: Stored name of each of the final norm's parameters.
-        dtype: Of the head, which its factors keep.
-    """
-
-    head: str
-    head_file: str
-    norm: dict[str, str]
-    dtype: torch.dtype
-
-
-def check_export(source: str | Path, out: str | Path, overwrite: bool = False) -> None:
+def check_export(
+    source: str | Path, out: str | Path, overwrite: bool = False, trust_remote_code: bool = False
+) -> None:
     """Refuse, before any work, what could not be exported or would be lost.
 
     Args:
         source: Folder of the original checkpoint.
         out: The folder to write.
         overwrite: Whether an output of csprune may be replaced.
+        trust_remote_code: Whether the model is (to be) loaded by code that comes with it.
 
     Raises:
-        InputError: The source cannot be truncated or has its own config class; OUT is the source, in it,
-            or not empty.
+        InputError: The source cannot be truncated or its class is its own; OUT is the source, in it, or not
+            empty.
     """
     checkpoint = Checkpoint.open(source)
     check_source(checkpoint, trust_remote_code=True)
-    if "AutoConfig" in (checkpoint.config.get("auto_map") or {}):
+    if runs_own_code(checkpoint.config, trust_remote_code):
         raise InputError(
-            f"{source} brings its own config class, which the truncated checkpoint would have to replace: "
-            "csprune exports models of transformers' own classes"
+            f"{source} brings its own model class, which the truncated checkpoint would have to replace: "
+            "csprune exports models of transformers' own classes; where those know the model, leave out "
+            "--trust-remote-code"
         )
     out, folder = Path(out).resolve(), checkpoint.folder.resolve()
     if out == folder or folder in out.parents or out in folder.parents:
         raise InputError(f"{out} and the model's folder {folder} contain one another: choose another -o")
-    if out.is_file():
-        raise InputError(f"{out} is a file: choose another -o")
-    if out.is_dir() and any(out.iterdir()):
+    _check_vacant(out, overwrite)
+
+
+def _check_vacant(out: Path, overwrite: bool) -> None:
+    """Refuse a place where something would be lost, or that cannot be renamed to."""
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise InputError(f"{out} is not a folder: choose another -o")
+    if out.is_mount():
+        raise InputError(f"{out} is a mount point, which cannot be replaced: choose a folder in it as -o")
+    if any(out.iterdir()):
         if not overwrite:
             raise InputError(f"{out} is not empty: choose another -o, or add --overwrite")
-        if not _is_ours(out):
+        if not is_output(out):
             raise InputError(
                 f"{out} is not an output of csprune, so --overwrite leaves it alone: choose another -o"
             )
-
-
-def _is_ours(folder: Path) -> bool:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        return config["quantization_config"]["quant_method"] == hf.QUANT_METHOD
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 @torch.no_grad()
@@ -147,15 +126,16 @@ def export(
     """
     if format not in FORMATS:
         raise InputError(f"unknown export format {format!r}: choose one of {', '.join(FORMATS)}")
-    check_export(source, out, overwrite)
-    checkpoint = Checkpoint.open(source)
     readout = truncation.readout
+    remote = type(readout.model).__module__.startswith("transformers_modules.")
+    check_export(source, out, overwrite, remote)
+    checkpoint = Checkpoint.open(source)
     if truncation.kept == readout.unembedding.hidden:
         raise InputError(
             "a truncation that keeps every direction has the dense head's shape, and stock code would load "
             "it as one: remove at least one direction"
         )
-    place = _find_place(checkpoint, readout)
+    place = find_placement(checkpoint, readout)
     head = factorized_head(truncation, place.dtype)
     factors = {f"{place.head}.{name}": value for name, value in head.named_parameters()}
     put = {
@@ -165,13 +145,16 @@ def export(
             for parameter, stored in place.norm.items()
         },
     }
-    out = Path(out)
-    base_model = base_model or str(source)
+    out = Path(out).resolve()
     with atomic_folder(out) as folder:
+        _check_vacant(out, overwrite)  # a replacement that was killed half-way has just been undone
         _write_weights(checkpoint, place, put, folder)
+        write_json(folder / "config.json", exported_config(checkpoint, truncation, format))
+        carry_over(checkpoint.folder, folder, _WRITTEN)
+        copy_file(Path(hf.__file__), folder / _REMOTE_CODE)
         details = {
             "name": out.name,
-            "base_model": base_model,
+            "base_model": base_model or str(source),
             "method": truncation.method,
             "rank": truncation.rank,
             "removed": truncation.removed,
@@ -183,104 +166,24 @@ def export(
             "sizes": _sizes(checkpoint, readout, place, factors, folder),
             "calibration": truncation.calibration.details,
             "versions": versions(),
+            "verification": _verify(folder, truncation, head, input_ids),
         }
-        _write_config(checkpoint, truncation, format, folder)
-        _carry_over(checkpoint, folder)
-        copy_file(Path(hf.__file__), folder / REMOTE_CODE)
-        details["verification"] = _verify(folder, truncation, head, input_ids)
         if evaluation is not None:
             report = {**(report or summarise(evaluation)), "export": details}
             write_report(folder, evaluation, report)
-        original = checkpoint.folder / "README.md"
-        text = original.read_text(encoding="utf-8", errors="replace") if original.is_file() else None
-        (folder / "README.md").write_text(model_card(details, report, text), encoding="utf-8")
-        if text is not None:
-            copy_file(original, folder / "README.original.md")
+        _write_card(checkpoint.folder / _CARD, folder, details, report)
+        _check_vacant(out, overwrite)  # somebody may have put something there meanwhile
     return details
 
 
-def _find_place(checkpoint: Checkpoint, readout: Readout) -> Place:
-    """Find the head and norm in the checkpoint by name or, where names differ, by their values."""
-    model_weight = readout.unembedding.weight
-    embedding = next(
-        f"{name}.weight"
-        for name, module in readout.model.named_modules()
-        if module is readout.model.get_input_embeddings()
-    )
-    name = f"{readout.head_name}.weight"
-    if name not in checkpoint.weight_map and not readout.tied:
-        candidates = [
-            key
-            for key, shape in checkpoint.shapes.items()
-            if shape == tuple(model_weight.shape)
-            and key != embedding
-            and _same_values(checkpoint, key, model_weight)
-        ]
-        if len(candidates) != 1:
-            raise _foreign(checkpoint, f"{len(candidates)} tensors of the head's values")
-        name = candidates[0]
-    stored = name if name in checkpoint.weight_map else None
-    if stored and not _same_values(checkpoint, stored, model_weight):
-        raise _foreign(checkpoint, f"another {stored}")
-    norm = {parameter: _find_vector(checkpoint, readout, parameter) for parameter in folded_norm(readout)}
-    reference = stored or _embedding_key(checkpoint, embedding, model_weight)
-    dtype = checkpoint.tensor(reference).dtype
-    if dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-        raise InputError(
-            f"{reference} is stored as {dtype}: csprune truncates heads in bfloat16, float16 or float32"
-        )
-    file = checkpoint.weight_map[stored or next(iter(norm.values()), reference)]
-    return Place(name.removesuffix(".weight"), file, norm, dtype)
-
-
-def _embedding_key(checkpoint: Checkpoint, name: str, weight: torch.Tensor) -> str:
-    """The stored input embedding of a tied model."""
-    same = [k for k, shape in checkpoint.shapes.items() if shape == tuple(weight.shape)]
-    for key in sorted(same, key=lambda k: k != name):
-        if _same_values(checkpoint, key, weight):
-            return key
-    raise _foreign(checkpoint, "no tensor of the tied head's values")
-
-
-def _find_vector(checkpoint: Checkpoint, readout: Readout, parameter: str) -> str:
-    value = getattr(readout.norm_module, parameter)
-    name = f"{readout.norm.name}.{parameter}"
-    # A checkpoint of the bare model lacks the prefix of the causal one.
-    names = [name, name.removeprefix(f"{readout.model.base_model_prefix}.")]
-    same = [
-        key
-        for key, shape in checkpoint.shapes.items()
-        if shape == tuple(value.shape) and _same_values(checkpoint, key, value)
-    ]
-    for key in names:
-        if key in same:
-            return key
-    if len(same) == 1:
-        return same[0]
-    raise _foreign(checkpoint, f"{len(same)} tensors of the values of {name}")
-
-
-def _same_values(checkpoint: Checkpoint, name: str, value: torch.Tensor) -> bool:
-    stored = checkpoint.tensor(name)
-    if stored.shape != value.shape:
-        return False
-    return all(
-        torch.equal(stored[rows].to(value.dtype), value[rows].to("cpu")) for rows in row_blocks(len(value))
-    )
-
-
-def _foreign(checkpoint: Checkpoint, found: str) -> InputError:
-    return InputError(
-        f"{checkpoint.folder} has {found}: it is not what the truncated model was loaded from, or the "
-        "model was changed since; give its own folder"
-    )
-
-
-def _write_weights(checkpoint: Checkpoint, place: Place, put: dict[str, torch.Tensor], folder: Path) -> None:
+def _write_weights(
+    checkpoint: Checkpoint, place: Placement, put: dict[str, torch.Tensor], folder: Path
+) -> None:
+    """Write the files that change, copy the others, then the index."""
     bias = f"{place.head}.bias"  # it lives on in the offset
     drop = {bias} & set(checkpoint.weight_map)
     weight_map = {k: f for k, f in checkpoint.weight_map.items() if k not in drop}
-    weight_map |= {name: place.head_file for name in put if name not in weight_map}
+    weight_map |= {name: place.file for name in put if name not in weight_map}
     for file in checkpoint.files:
         here = {name: tensor for name, tensor in put.items() if weight_map[name] == file}
         dropped = {name for name in drop if checkpoint.weight_map[name] == file}
@@ -288,24 +191,30 @@ def _write_weights(checkpoint: Checkpoint, place: Place, put: dict[str, torch.Te
             rewrite(checkpoint.folder / file, folder / file, here, dropped)
         else:
             copy_file(checkpoint.folder / file, folder / file)
-    if checkpoint.index is not None:
-        metadata = dict(checkpoint.index.get("metadata") or {})
-        if "total_size" in metadata:
-            before = sum(checkpoint.tensor(n).nbytes for n in {*put, *drop} if n in checkpoint.weight_map)
-            metadata["total_size"] += stored_bytes(put) - before
-        if "total_parameters" in metadata:
-            gone = sum(checkpoint.tensor(n).numel() for n in {*put, *drop} if n in checkpoint.weight_map)
-            metadata["total_parameters"] += sum(t.numel() for t in put.values()) - gone
-        index = {
-            **checkpoint.index,
-            "metadata": metadata,
-            "weight_map": dict(sorted(weight_map.items())),
-        }
-        _write_json(folder / INDEX, index)
+    if checkpoint.index is None:
+        return
+    metadata = dict(checkpoint.index.get("metadata") or {})
+    gone = [name for name in {*put, *drop} if name in checkpoint.weight_map]
+    if "total_size" in metadata:
+        metadata["total_size"] += sum(t.nbytes for t in put.values())
+        metadata["total_size"] -= sum(checkpoint.nbytes[name] for name in gone)
+    if "total_parameters" in metadata:
+        metadata["total_parameters"] += sum(t.numel() for t in put.values())
+        metadata["total_parameters"] -= sum(math.prod(checkpoint.shapes[name]) for name in gone)
+    index = {**checkpoint.index, "metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
+    write_json(folder / INDEX, index)
+
+
+def _write_card(original: Path, folder: Path, details: dict[str, Any], report: dict[str, Any] | None) -> None:
+    """Write the model card, and keep the original's under another name."""
+    text = original.read_text(encoding="utf-8-sig", errors="replace") if original.is_file() else None
+    (folder / _CARD).write_text(model_card(details, report, text), encoding="utf-8")
+    if text is not None:
+        copy_file(original, folder / _ORIGINAL_CARD)
 
 
 def _sizes(
-    checkpoint: Checkpoint, readout: Readout, place: Place, factors: dict, folder: Path
+    checkpoint: Checkpoint, readout: Readout, place: Placement, factors: dict, folder: Path
 ) -> dict[str, dict[str, int]]:
     unembedding = readout.unembedding
     item = torch.empty((), dtype=place.dtype).element_size()
@@ -323,44 +232,6 @@ def _sizes(
             "bytes_on_disk": sum(p.stat().st_size for p in folder.glob("*.safetensors")),
         },
     }
-
-
-def _write_config(checkpoint: Checkpoint, truncation: Truncation, format: str, folder: Path) -> None:
-    model = truncation.readout.model
-    config = json.loads(json.dumps(checkpoint.config))
-    class_name = type(model.config).__name__
-    config["architectures"] = config.get("architectures") or [type(model).__name__]
-    # At both levels of a composite config: lm-evaluation-harness ties again whatever still says so.
-    for level in (
-        config,
-        *(v for v in config.values() if isinstance(v, dict) and "model_type" in v),
-    ):
-        level["tie_word_embeddings"] = False
-    config["auto_map"] = {
-        **(config.get("auto_map") or {}),
-        "AutoConfig": f"{Path(REMOTE_CODE).stem}.{class_name}",
-    }
-    config["quantization_config"] = {
-        "quant_method": hf.QUANT_METHOD,
-        "kept": truncation.kept,
-        "removed": truncation.removed,
-        "rank": truncation.rank,
-        "method": truncation.method,
-        "format": format,
-        "version": version("csprune"),
-    }
-    _write_json(folder / "config.json", config)
-
-
-def _carry_over(checkpoint: Checkpoint, folder: Path) -> None:
-    """Copy every other file but hidden ones and other copies of the weights."""
-    written = {"README.md", "config.json", REMOTE_CODE, "report.json", "documents.parquet", INDEX}
-    for path in sorted(checkpoint.folder.rglob("*")):
-        relative = path.relative_to(checkpoint.folder)
-        hidden = any(part.startswith(".") for part in relative.parts)
-        weights = path.suffix in _OTHER_WEIGHTS or path.name.endswith(".index.json")
-        if path.is_file() and not hidden and not weights and str(relative) not in written:
-            copy_file(path, folder / relative)
 
 
 def _verify(
@@ -405,7 +276,3 @@ def _verify(
         "allowed": allowed,
         **{when: result[when] for when in ("loaded", "after_tie_weights")},
     }
-
-
-def _write_json(path: Path, value: dict[str, Any]) -> None:
-    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

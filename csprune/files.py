@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from csprune.errors import InputError
+from csprune.errors import CspruneError, InputError
 
 
 @contextmanager
@@ -46,49 +48,74 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
     Raises:
         InputError: The parent cannot be written, or another run is writing this folder.
+        CspruneError: Writing failed, on a full disk for instance; nothing was kept.
     """
-    path = path.absolute()
-    lock = FileLock(path.parent / f"{_prefix(path)}lock", timeout=0)
+    path = path.resolve()  # a link's target is replaced, not the link
+    lock = FileLock(_sibling(path, "lock"), timeout=0)
+    new = _sibling(path, "new")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire()
-    except Timeout:
-        raise InputError(f"another run is writing {path}: wait for it, or choose another -o") from None
-    except OSError as error:
-        raise InputError(f"{path} cannot be written ({error.strerror}): choose another -o") from error
-    try:
-        _clean(path)
-        temporary = Path(tempfile.mkdtemp(prefix=f"{_prefix(path)}new-", dir=path.parent))
+        with _uninterrupted():
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                lock.acquire()
+                _clean(path)
+                new.mkdir()
+            except Timeout:
+                raise InputError(
+                    f"another run is writing {path}: wait for it, or choose another -o"
+                ) from None
+            except OSError as error:
+                raise InputError(f"{path} cannot be written ({error.strerror}): choose another -o") from error
         try:
-            yield temporary
-            temporary.chmod(0o777 & ~_umask())
-            if path.exists():
-                path.rename(_old(path))
-            temporary.rename(path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            _clean(path)
+            yield new
+            with _uninterrupted():
+                if path.exists():
+                    path.rename(_sibling(path, "old"))
+                new.rename(path)
+        except OSError as error:
+            raise CspruneError(
+                f"{path} could not be written ({error}); nothing was kept: free some space or choose "
+                "another -o"
+            ) from error
     finally:
-        Path(lock.lock_file).unlink(missing_ok=True)
-        lock.release()
+        if lock.is_locked:
+            with _uninterrupted():
+                _clean(path)
+                Path(lock.lock_file).unlink(missing_ok=True)
+                lock.release()
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ctrl-C, a second one too, waits for the end of the block: nobody tidies up after it."""
+    if threading.current_thread() is not threading.main_thread():  # signals go to the main thread alone
+        yield
+        return
+    came: list[int] = []
+    before = {
+        number: signal.signal(number, lambda number, _frame: came.append(number))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for number in came:
+            signal.raise_signal(number)
 
 
 def _clean(path: Path) -> None:
-    """Remove what killed runs left, and undo a replacement killed between its two renames."""
-    old = _old(path)
+    """Remove what is not finished, and undo a replacement that stopped between its two renames."""
+    old = _sibling(path, "old")
     if old.exists() and not path.exists():
         old.rename(path)
-    for left in path.parent.glob(f"{_prefix(path)}new-*"):
+    for left in (old, _sibling(path, "new")):
         shutil.rmtree(left, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
 
 
-def _prefix(path: Path) -> str:
-    return f".{path.name}.csprune-"
-
-
-def _old(path: Path) -> Path:
-    return path.parent / f"{_prefix(path)}old"
+def _sibling(path: Path, what: str) -> Path:
+    return path.parent / f".{path.name}.csprune-{what}"
 
 
 def _umask() -> int:

@@ -10,6 +10,7 @@ from torch import nn
 
 from csprune.errors import InputError
 from csprune.hf import FactorizedHead
+from csprune.readout import Readout
 from csprune.truncation import Truncation
 
 
@@ -20,7 +21,7 @@ class Applied:
     normalised residual without gain and bias.
     """
 
-    def __init__(self, model: Any, head_name: str, undo: list[tuple[nn.Module, str, Any]]) -> None:
+    def __init__(self, model: Any, head_name: str, undo: list[tuple[Any, str, Any]]) -> None:
         self._model = model
         self._head_name = head_name
         self._undo = undo
@@ -46,14 +47,14 @@ class Applied:
 
 
 def factorized_head(truncation: Truncation, dtype: torch.dtype) -> FactorizedHead:
-    """The truncated head as a module, its parameters in `dtype`."""
+    """The truncated head as a module in evaluation mode, its parameters in `dtype`."""
     unembedding = truncation.readout.unembedding
     factors = truncation.factors(dtype)
     head = FactorizedHead(unembedding.hidden, unembedding.vocabulary, truncation.kept, dtype, "meta")
     head.weight = nn.Parameter(factors.up, requires_grad=False)
     head.down = nn.Parameter(factors.down, requires_grad=False)
     head.offset = nn.Parameter(factors.offset, requires_grad=False)
-    return head
+    return head.eval()
 
 
 def apply(model: Any, truncation: Truncation, *, head: FactorizedHead | None = None) -> Applied:
@@ -79,36 +80,31 @@ def apply(model: Any, truncation: Truncation, *, head: FactorizedHead | None = N
     if isinstance(dense, FactorizedHead):
         raise InputError("a truncation is applied to this model already: restore() it first")
     head = factorized_head(truncation, dense.weight.dtype) if head is None else head
-    undo: list[tuple[nn.Module, str, Any]] = []
-
-    def put(owner: Any, name: str, value: Any) -> None:
-        undo.append((owner, name, getattr(owner, name)))
-        setattr(owner, name, value)
-
-    applied = Applied(model, readout.head_name, undo)
+    # Everything is made before anything is put in place: a failure leaves the model as it was.
     parent, _, leaf = readout.head_name.rpartition(".")
-    put(model.get_submodule(parent), leaf, head)
+    changes: list[tuple[Any, str, Any]] = [(model.get_submodule(parent), leaf, head)]
     for name, value in folded_norm(readout).items():
         old = getattr(readout.norm_module, name)
         new = torch.full_like(old, value)
-        put(
-            readout.norm_module,
-            name,
-            nn.Parameter(new, False) if isinstance(old, nn.Parameter) else new,
+        changes.append(
+            (readout.norm_module, name, nn.Parameter(new, False) if isinstance(old, nn.Parameter) else new)
         )
     # tie_weights() would put the embedding's table back in the head's place.
     for config in {id(c): c for c in (model.config, model.config.get_text_config())}.values():
         if hasattr(config, "tie_word_embeddings"):
-            put(config, "tie_word_embeddings", False)
+            changes.append((config, "tie_word_embeddings", False))
     if hasattr(model, "all_tied_weights_keys"):
-        put(model, "all_tied_weights_keys", {})
-    return applied
+        changes.append((model, "all_tied_weights_keys", {}))
+    undo = [(owner, name, getattr(owner, name)) for owner, name, _ in changes]
+    for owner, name, value in changes:
+        setattr(owner, name, value)
+    return Applied(model, readout.head_name, undo)
 
 
-def folded_norm(readout: Any) -> dict[str, float]:
+def folded_norm(readout: Readout) -> dict[str, float]:
     """What each parameter of the final norm holds once the norm is folded into the head."""
     norm = readout.norm
-    values = {}
+    values: dict[str, float] = {}
     if norm.gain_parameter is not None:
         values[norm.gain_parameter] = norm.folded_gain
     if norm.bias_parameter is not None:

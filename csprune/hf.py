@@ -11,20 +11,33 @@ route the stock class fails loudly, for `<head>.weight` then has the wrong shape
 
 from __future__ import annotations
 
-from typing import Any
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
-from transformers.quantizers import HfQuantizer, register_quantization_config, register_quantizer
-from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+from transformers.quantizers import HfQuantizer
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 QUANT_METHOD = "csprune"
+REMOTE_MODULE = "csprune_hf"  # this file's name in a checkpoint
+# Raised with every change of what this file can load: of several copies in one process the newest counts.
+REVISION = 1
 
 
-class FactorizedHead(nn.Module):
+class _KnownByName(type):
+    """Makes `isinstance` true of the heads of a checkpoint's copy of this file too."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return any(base.__name__ == cls.__name__ for base in type(instance).__mro__)
+
+
+class FactorizedHead(nn.Module, metaclass=_KnownByName):
     """`logits = weight (down h) + offset`: a head of rank k, kept as its factors.
 
     Args:
@@ -66,84 +79,123 @@ class FactorizedHead(nn.Module):
         return f"hidden={self.in_features}, vocabulary={self.out_features}, kept={self.kept}"
 
 
-def _stock_config(name: str) -> type:
+def _own_config(name: str) -> type:
     """A config class of the stock class's name that belongs to this file.
 
-    `auto_map` needs a class that lives here; transformers' lazy mapping goes by its name, and
-    `save_pretrained` copies the file it lives in.
+    `auto_map` needs a class that lives here, and transformers' lazy mapping goes by its name.
     """
     stock = getattr(transformers, name)
-    own = type(name, (stock,), {"__module__": __name__, "__doc__": stock.__doc__})
+
+    def save_pretrained(self: Any, save_directory: Any, *args: Any, **kwargs: Any) -> None:
+        # From the hub the name was "repository--csprune_hf.Class": the copy that is saved is the one to name.
+        self.auto_map = {**(getattr(self, "auto_map", None) or {}), "AutoConfig": f"{REMOTE_MODULE}.{name}"}
+        Path(save_directory).mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(__file__, Path(save_directory) / f"{REMOTE_MODULE}.py")
+        stock.save_pretrained(self, save_directory, *args, **kwargs)
+
+    body = {"__module__": __name__, "__doc__": stock.__doc__, "save_pretrained": save_pretrained}
+    own = type(name, (stock,), body)
     globals()[name] = own
     return own
 
 
 def __getattr__(name: str) -> Any:
     if name.endswith("Config") and isinstance(getattr(transformers, name, None), type):
-        return _stock_config(name)
+        return _own_config(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-# Registered once: by the installed package or by the first checkpoint's copy, whichever comes first.
-if QUANT_METHOD not in AUTO_QUANTIZER_MAPPING:
+class CspruneConfig(QuantizationConfigMixin):
+    """`quantization_config` of a truncated checkpoint.
 
-    @register_quantization_config(QUANT_METHOD)
-    class CspruneConfig(QuantizationConfigMixin):
-        """`quantization_config` of a truncated checkpoint.
+    Args:
+        kept: k.
+        removed: m = q - k.
+        rank: The fraction of the q directions that was removed, as asked for.
+        method: The truncation's name.
+        format: How the head is stored; "factorized".
+        version: Of csprune.
+    """
 
-        Args:
-            kept: k.
-            removed: m = q - k.
-            rank: The fraction of the q directions that was removed, as asked for.
-            method: The truncation's name.
-            format: How the head is stored; "factorized".
-            version: Of csprune.
-        """
+    def __init__(
+        self,
+        kept: int,
+        removed: int | None = None,
+        rank: float | None = None,
+        method: str | None = None,
+        format: str = "factorized",
+        version: str | None = None,
+        **_other: Any,
+    ) -> None:
+        if format != "factorized":
+            raise ValueError(f"head format {format!r} needs a newer csprune: pip install -U csprune")
+        self.quant_method: Any = QUANT_METHOD
+        self.kept = kept
+        self.removed = removed
+        self.rank = rank
+        self.method = method
+        self.format = format
+        self.version = version
 
-        def __init__(
-            self,
-            kept: int,
-            removed: int | None = None,
-            rank: float | None = None,
-            method: str | None = None,
-            format: str = "factorized",
-            version: str | None = None,
-            **_other: Any,
-        ) -> None:
-            if format != "factorized":
-                raise ValueError(f"head format {format!r} needs a newer csprune: pip install -U csprune")
-            self.quant_method: Any = QUANT_METHOD
-            self.kept = kept
-            self.removed = removed
-            self.rank = rank
-            self.method = method
-            self.format = format
-            self.version = version
 
-    @register_quantizer(QUANT_METHOD)
-    class CspruneQuantizer(HfQuantizer):
-        """Puts a `FactorizedHead` in the head's place before the weights are loaded."""
+class CspruneQuantizer(HfQuantizer):
+    """Puts a `FactorizedHead` in the head's place before the weights are loaded."""
 
-        requires_calibration = True
+    requires_calibration = True
+    revision = REVISION
 
-        def _process_model_before_weight_loading(self, model: Any, **_kwargs: Any) -> Any:
-            dense = model.get_output_embeddings()
-            vocabulary, hidden = dense.weight.shape
-            config: Any = self.quantization_config
-            head = FactorizedHead(hidden, vocabulary, config.kept, dense.weight.dtype, "meta")
-            model.set_output_embeddings(head)
-            return model
+    def _process_model_before_weight_loading(self, model: Any, **_kwargs: Any) -> Any:
+        dense = model.get_output_embeddings()
+        if dense is None:
+            raise ValueError(
+                f"{type(model).__name__} has no head, and this checkpoint's final norm is folded into its "
+                "truncated one: load it with AutoModelForCausalLM"
+            )
+        vocabulary, hidden = dense.weight.shape
+        config: Any = self.quantization_config
+        model.set_output_embeddings(
+            FactorizedHead(hidden, vocabulary, config.kept, dense.weight.dtype, "meta")
+        )
+        return model
 
-        def is_serializable(self, **_kwargs: Any) -> bool:
-            """`save_pretrained` writes the factors as they are."""
-            return True
+    def _process_model_after_weight_loading(self, model: Any, **_kwargs: Any) -> Any:
+        model.resize_token_embeddings = _refuse_resizing
+        stock = type(model.config)
+        # So that what `save_pretrained` writes has this file again, whichever way the model was loaded.
+        if stock.__module__.startswith("transformers.") and hasattr(transformers, stock.__name__):
+            model.config.__class__ = getattr(sys.modules[__name__], stock.__name__)
+        return model
 
-        @property
-        def is_trainable(self) -> bool:
-            """The factors are ordinary floating parameters."""
-            return True
+    def _dequantize(self, model: Any, dtype: Any = None) -> NoReturn:
+        raise NotImplementedError(
+            "what csprune removed from this head cannot be brought back: load the original model, which the "
+            "model card names"
+        )
 
-        @property
-        def is_compileable(self) -> bool:
-            """`torch.compile` sees two matrix products."""
-            return True
+    def is_serializable(self, **_kwargs: Any) -> bool:
+        """`save_pretrained` writes the factors as they are."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """The factors are ordinary floating parameters."""
+        return True
+
+    @property
+    def is_compileable(self) -> bool:
+        """`torch.compile` sees two matrix products."""
+        return True
+
+
+def _refuse_resizing(*_args: Any, **_kwargs: Any) -> NoReturn:
+    # transformers would have resized the input embedding before it found that the head is no nn.Linear.
+    raise NotImplementedError(
+        "the vocabulary of a truncated head cannot be resized: resize the original model's, save it and "
+        "truncate it again"
+    )
+
+
+# Assigned, not registered by transformers' decorators: they refuse a second time, and a newer copy must win.
+if getattr(AUTO_QUANTIZER_MAPPING.get(QUANT_METHOD), "revision", 0) < REVISION:
+    AUTO_QUANTIZATION_CONFIG_MAPPING[QUANT_METHOD] = CspruneConfig
+    AUTO_QUANTIZER_MAPPING[QUANT_METHOD] = CspruneQuantizer

@@ -5,28 +5,21 @@ A job checks everything that can be checked before it loads or computes, and wri
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from csprune.calibration import BATCH_SIZE, Calibration, calibrate
+from csprune.calibration import Calibration, calibrate
 from csprune.corpus import Windows, count_shared, read_windows
 from csprune.errors import InputError
-from csprune.evaluation import RANDOM_SUBSPACES, evaluate
+from csprune.evaluation import evaluate
 from csprune.export import check_export, export
+from csprune.measurement import Evaluation
 from csprune.models import LoadedModel, load_model, locate_model
 from csprune.readout import Readout, load_readout
-from csprune.report import summarise, write_report
+from csprune.report import REPORT_FILE, summarise, write_report
+from csprune.settings import DEMO, Settings, check_settings, check_target
 from csprune.truncation import Truncation, canonical_method, removed_directions, truncate
-
-PROTOCOLS: dict[str, dict[str, Any]] = {
-    "quick": {"documents": 128, "evaluation_documents": 128, "positions": "all"},
-    "paper": {"documents": 512, "evaluation_documents": 1024, "positions": "last"},
-}
-DRAWS = 20_000
-DEMO = "demo"
 
 
 class Progress(Protocol):
@@ -34,39 +27,6 @@ class Progress(Protocol):
 
     def stage(self, what: str, tokens: int = 1) -> Any:
         """A context manager that gives `progress(done, total)`, or None; `tokens` each step."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a job works on and how; None means "as the protocol or the calibration file says".
-
-    Attributes are named as the options of the command line.
-    """
-
-    model: str
-    revision: str | None = None
-    dtype: str | None = None
-    device: str | None = None
-    trust_remote_code: bool = False
-    data: str | None = None
-    calibration_data: str | None = None
-    evaluation_data: str | None = None
-    calibration: Path | None = None
-    protocol: str = "quick"
-    documents: int | None = None
-    evaluation_documents: int | None = None
-    sequence_length: int | None = None
-    positions: str | None = None
-    skip_first: int | None = None
-    seed: int = 0
-    random_subspaces: int = RANDOM_SUBSPACES
-    batch_size: int = BATCH_SIZE
-
-    def resolved(self, name: str) -> Any:
-        """A setting, or what the protocol says of it."""
-        value = getattr(self, name)
-        defaults = {"sequence_length": 128, "skip_first": 0, **PROTOCOLS[self.protocol]}
-        return defaults[name] if value is None else value
 
 
 @dataclass
@@ -78,43 +38,54 @@ class Result:
     notes: list[str] = field(default_factory=list)
 
 
-def calibrate_job(settings: Settings, out: Path, progress: Progress) -> Calibration:
-    """`csprune calibrate`: read text, accumulate, save."""
-    if not (settings.data or settings.calibration_data):
+def calibrate_job(settings: Settings, out: Path, progress: Progress) -> tuple[Calibration, list[str]]:
+    """`csprune calibrate`: read text, accumulate, save; the calibration and what was noticed."""
+    if settings.data is None and settings.calibration_data is None:
         raise InputError("calibrate needs text: give --data or --calibration-data")
-    _check_sources(settings)
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise InputError(f"{out} cannot be written: give a file in a folder that exists")
+    if settings.data is not None and settings.calibration_data is not None:
+        raise InputError("--calibration-data is used instead of --data: give one of them")
+    check_target(out, "file")
     loaded = _load(settings, settings.dtype or "float32", progress)
     windows = _calibration_windows(settings, loaded, progress)
     readout = load_readout(loaded.model, windows.input_ids)
-    calibration = _calibrate(settings, loaded, readout, windows, progress, _partial(out))
+    partial = out.with_name(out.name + ".partial")
+    calibration = _calibrate(settings, loaded, readout, windows, progress, partial)
     calibration.save(out)
-    return calibration
+    return calibration, _notes("calibration", windows.describe(), settings.resolved("documents"))
 
 
 def compress_job(
-    settings: Settings, method: str, rank: float, out: Path, overwrite: bool, progress: Progress
+    settings: Settings,
+    method: str,
+    rank: float,
+    out: Path,
+    export_format: str,
+    overwrite: bool,
+    progress: Progress,
 ) -> Result:
     """`csprune compress`: calibrate (or read a calibration), truncate, evaluate, export."""
     method = canonical_method(method)
+    check_settings(settings, [rank])
+    check_target(out, "folder")
     calibration = _read_calibration(settings)
-    check_export(locate_model(settings.model, revision=settings.revision), out, overwrite)
-    with _prepared(settings, calibration, [rank], progress) as job:
-        truncation = truncate(job.readout, job.calibration, method, rank, seed=settings.seed)
-        evaluation, report = job.evaluate([truncation])
-        with progress.stage("Writing and verifying"):
-            details = export(
-                job.loaded.folder,
-                truncation,
-                out,
-                base_model=settings.model,
-                input_ids=job.windows.input_ids,
-                evaluation=evaluation,
-                report=report,
-                overwrite=overwrite,
-            )
-        return Result({**report, "export": details}, details, job.notes)
+    folder = locate_model(settings.model, revision=settings.revision)
+    check_export(folder, out, overwrite, settings.trust_remote_code)
+    job = _prepare(settings, calibration, [rank], progress)
+    truncation = job.truncate(method, rank)
+    evaluation, report = job.evaluate([truncation])
+    with progress.stage("Writing and verifying"):
+        details = export(
+            job.loaded.folder,
+            truncation,
+            out,
+            export_format,
+            base_model=settings.model,
+            input_ids=job.windows.input_ids,
+            evaluation=evaluation,
+            report=report,
+            overwrite=overwrite,
+        )
+    return Result({**report, "export": details}, details, job.notes)
 
 
 def evaluate_job(
@@ -128,24 +99,15 @@ def evaluate_job(
     """`csprune evaluate`: every method at every rank, each beside random truncation."""
     methods = list(dict.fromkeys(canonical_method(m) for m in methods))
     ranks = list(dict.fromkeys(ranks))
-    if out.is_file():
-        raise InputError(f"{out} is a file: give a folder")
-    if (out / "report.json").exists() and not overwrite:
+    check_settings(settings, ranks)
+    check_target(out, "folder")
+    if (out / REPORT_FILE).exists() and not overwrite:
         raise InputError(f"{out} holds a report already: choose another -o, or add --overwrite")
-    calibration = _read_calibration(settings)
-    with _prepared(settings, calibration, ranks, progress) as job:
-        truncations = [
-            truncate(job.readout, job.calibration, method, rank, seed=settings.seed)
-            for rank in ranks
-            for method in methods
-        ]
-        evaluation, report = job.evaluate(truncations)
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{out} cannot be made ({error.strerror}): choose another -o") from error
-        write_report(out, evaluation, report)
-        return Result(report, notes=job.notes)
+    job = _prepare(settings, _read_calibration(settings), ranks, progress)
+    truncations = [job.truncate(method, rank) for rank in ranks for method in methods]
+    evaluation, report = job.evaluate(truncations)
+    write_report(out, evaluation, report)
+    return Result(report, notes=job.notes)
 
 
 @dataclass
@@ -160,7 +122,20 @@ class _Job:
     progress: Progress
     notes: list[str]
 
-    def evaluate(self, truncations: list[Truncation]):
+    def truncate(self, method: str, rank: float) -> Truncation:
+        """A truncation; a note is left where the calibration text did not visit every direction."""
+        truncation = truncate(self.readout, self.calibration, method, rank, seed=self.settings.seed)
+        visited, width = truncation.effective_rank, truncation.removed + truncation.kept
+        if visited is not None and visited < width:
+            note = (
+                f"The calibration states span {visited} of {width} directions; the others are taken as never "
+                "used: calibrate on more text."
+            )
+            if note not in self.notes:
+                self.notes.append(note)
+        return truncation
+
+    def evaluate(self, truncations: list[Truncation]) -> tuple[Evaluation, dict[str, Any]]:
         """The evaluation and its report."""
         settings = self.settings
         details = self.calibration.details
@@ -179,17 +154,13 @@ class _Job:
                 progress=step,
             )
         with self.progress.stage("Resampling documents"):
-            report = summarise(evaluation, draws=DRAWS, seed=settings.seed)
+            report = summarise(evaluation, seed=settings.seed)
         return evaluation, report
 
 
-@contextmanager
-def _prepared(
+def _prepare(
     settings: Settings, calibration: Calibration | None, ranks: list[float], progress: Progress
-) -> Iterator[_Job]:
-    _check_sources(settings)
-    for rank in ranks:
-        removed_directions(rank, 1 << 30)  # the range, before anything is loaded
+) -> _Job:
     dtype = settings.dtype or (calibration.details["dtype"] if calibration else "float32")
     loaded = _load(settings, dtype, progress)
     held_out = _evaluation_windows(settings, calibration, loaded, progress)
@@ -213,30 +184,11 @@ def _prepared(
             f"the tokenizer {'adds' if held_out.bos else 'does not add'} a beginning-of-sequence token, "
             "unlike the calibration's: calibrate with this tokenizer"
         )
-    notes = []
-    for what, corpus in (
-        ("calibration", calibration.details["corpus"]),
-        ("evaluation", held_out.describe()),
-    ):
-        if corpus.get("too_short"):
-            notes.append(
-                f"{corpus['too_short']} of {corpus['seen']} {what} documents were shorter than "
-                f"{corpus['sequence_length'] + 1} tokens and left out."
-            )
-    yield _Job(settings, loaded, readout, calibration, held_out, progress, notes)
-
-
-def _check_sources(settings: Settings) -> None:
-    if settings.calibration and (settings.calibration_data or settings.documents):
-        raise InputError(
-            "--calibration FILE replaces --calibration-data and --documents: give one or the other"
-        )
-    for name in ("positions", "skip_first", "sequence_length"):
-        if settings.calibration and getattr(settings, name) is not None:
-            option = "--" + name.replace("_", "-")
-            raise InputError(f"{option} comes from the calibration file: leave it out, or calibrate anew")
-    if settings.data and settings.calibration_data and settings.evaluation_data:
-        raise InputError("--data is not used beside --calibration-data and --evaluation-data: leave it out")
+    notes = _notes(
+        "calibration", calibration.details["corpus"], settings.resolved("documents") if read else 0
+    )
+    notes += _notes("evaluation", held_out.describe(), settings.resolved("evaluation_documents"))
+    return _Job(settings, loaded, readout, calibration, held_out, progress, notes)
 
 
 def _load(settings: Settings, dtype: str, progress: Progress) -> LoadedModel:
@@ -251,42 +203,44 @@ def _load(settings: Settings, dtype: str, progress: Progress) -> LoadedModel:
 
 
 def _read_calibration(settings: Settings) -> Calibration | None:
-    return Calibration.load(settings.calibration) if settings.calibration else None
+    return None if settings.calibration is None else Calibration.load(settings.calibration)
 
 
 def _calibration_windows(settings: Settings, loaded: LoadedModel, progress: Progress) -> Windows:
-    whole = settings.calibration_data
-    return _read(
-        "calibration text",
-        loaded,
-        progress,
-        source=whole or settings.data or DEMO,
-        documents=settings.resolved("documents"),
-        sequence_length=settings.resolved("sequence_length"),
-        block="all" if whole else "calibration",
-    )
+    length = settings.resolved("sequence_length")
+    return _read(settings, "calibration", settings.calibration_data, "documents", length, loaded, progress)
 
 
 def _evaluation_windows(
     settings: Settings, calibration: Calibration | None, loaded: LoadedModel, progress: Progress
 ) -> Windows:
-    whole = settings.evaluation_data
+    length = calibration.details["sequence_length"] if calibration else settings.resolved("sequence_length")
     return _read(
-        "evaluation text",
-        loaded,
-        progress,
-        source=whole or settings.data or DEMO,
-        documents=settings.resolved("evaluation_documents"),
-        sequence_length=calibration.details["sequence_length"]
-        if calibration
-        else settings.resolved("sequence_length"),
-        block="all" if whole else "confirmation",
+        settings, "confirmation", settings.evaluation_data, "evaluation_documents", length, loaded, progress
     )
 
 
-def _read(what: str, loaded: LoadedModel, progress: Progress, *, source: str, **options: Any) -> Windows:
-    with progress.stage(f"Reading {what}") as step:
-        return read_windows(loaded.tokenizer, source, progress=step, **options)
+def _read(
+    settings: Settings,
+    block: str,
+    whole: str | None,
+    documents: str,
+    sequence_length: int,
+    loaded: LoadedModel,
+    progress: Progress,
+) -> Windows:
+    """The text of a purpose: `whole`, or else its block of --data."""
+    divided = DEMO if settings.data is None else settings.data
+    purpose = "evaluation" if block == "confirmation" else block
+    with progress.stage(f"Reading {purpose} text") as step:
+        return read_windows(
+            loaded.tokenizer,
+            divided if whole is None else whole,
+            documents=settings.resolved(documents),
+            sequence_length=sequence_length,
+            block=block if whole is None else "all",
+            progress=step,
+        )
 
 
 def _calibrate(
@@ -311,5 +265,19 @@ def _calibrate(
         )
 
 
-def _partial(out: Path) -> Path:
-    return out.with_name(out.name + ".partial")
+def _notes(purpose: str, corpus: dict[str, Any], wanted: int) -> list[str]:
+    """What text was used for a purpose, and how it differs from what was asked for."""
+    if "merged" in corpus:
+        return [note for part in corpus["merged"] for note in _notes(purpose, part, 0)]
+    found = corpus["documents"]
+    notes = [f"{purpose.capitalize()} text: {found} documents of {corpus['source']}."]
+    if found < wanted:
+        notes[0] = f"{notes[0][:-1]}, all there are of the {wanted} asked for."
+    if corpus.get("too_short"):
+        notes.append(
+            f"{corpus['too_short']} of {corpus['seen']} {purpose} documents were shorter than "
+            f"{corpus['sequence_length'] + 1} tokens and left out."
+        )
+    if corpus.get("binary_files"):
+        notes.append(f"{corpus['binary_files']} binary files of {corpus['source']} were left out.")
+    return notes

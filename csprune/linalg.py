@@ -22,6 +22,15 @@ READOUT_TOLERANCE = 1e-4
 # error that rounding alone makes.
 READOUT_ROUNDING_FACTOR = 4.0
 
+# A logit transform is taken as found if it reproduces the model's logits to this share of their RMS:
+# float32 rounding, or that of a lower dtype.
+TRANSFORM_TOLERANCE = 1e-5
+TRANSFORM_LOW_TOLERANCE = 1e-2
+
+# Later tokens may move a causal model's states by this share of their size: rounding where a batch is
+# regrouped (mixtures of experts). What a masked model reads ahead moves them by tens of percent.
+CAUSAL_TOLERANCE = 1e-2
+
 # A norm's parameters are taken as identified if they reproduce its float32 output to this share of
 # its RMS: well above float32 rounding, far below the effect of any wrong gain or epsilon.
 NORM_TOLERANCE = 1e-5

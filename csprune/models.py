@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from csprune.checkpoint import Checkpoint
 from csprune.demo import DEMO_HUB_ID, demo_folder
@@ -25,6 +28,7 @@ _NOT_FETCHED = [
     "*.onnx*",
     "*.gguf",
     "original/*",
+    "consolidated*",
     "*.ckpt",
 ]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
@@ -51,11 +55,12 @@ def locate_model(name: str, *, revision: str | None = None) -> Path:
     """The local folder of a model, downloaded from the hub if need be.
 
     Raises:
-        InputError: No such folder, or the hub does not give it.
+        InputError: No such folder, the hub does not give it, or a revision of what is local.
     """
     if name == "demo":
         cached = demo_folder()
         if cached:
+            _refuse_revision(name, revision)
             return cached
         try:
             return _snapshot(DEMO_HUB_ID, revision)
@@ -66,12 +71,20 @@ def locate_model(name: str, *, revision: str | None = None) -> Path:
             ) from None
     folder = Path(name).expanduser()
     if folder.is_dir():
+        _refuse_revision(name, revision)
         return folder
     if folder.exists():
         raise InputError(f"{name} is a file: give the folder of a transformers checkpoint")
     if not _HUB_ID.fullmatch(name):
         raise InputError(f"there is no folder {name}: give a checkpoint's folder, a hub id, or demo")
     return _snapshot(name, revision)
+
+
+def _refuse_revision(name: str, revision: str | None) -> None:
+    if revision is not None:
+        raise InputError(
+            f"{name} is a local folder, which has no revision {revision!r}: leave --revision out"
+        )
 
 
 def _snapshot(repository: str, revision: str | None) -> Path:
@@ -105,12 +118,25 @@ def check_source(checkpoint: Checkpoint, trust_remote_code: bool = False) -> Non
         )
     if config.get("is_encoder_decoder"):
         raise InputError(f"{folder} is an encoder-decoder model: csprune truncates causal language models")
-    own_code = config.get("auto_map") or {}
-    if "AutoModelForCausalLM" in own_code and not trust_remote_code:
-        raise InputError(
-            f"{folder} comes with its own model code, which csprune does not run unasked: read it, then add "
-            "--trust-remote-code"
-        )
+    if runs_own_code(config, trusted=False) and not trust_remote_code:
+        raise _own_code(folder)
+
+
+def runs_own_code(config: dict[str, Any], trusted: bool) -> bool:
+    """Whether loading a checkpoint takes the model's class from code that comes with it.
+
+    Many on the hub bring code although transformers knows their `model_type` by now: its own class is then
+    used, unless the checkpoint's code is trusted.
+    """
+    brings = not {"AutoConfig", "AutoModelForCausalLM"}.isdisjoint(config.get("auto_map") or {})
+    return brings and (trusted or config.get("model_type") not in CONFIG_MAPPING)
+
+
+def _own_code(folder: Path) -> InputError:
+    return InputError(
+        f"{folder} comes with its own code, which csprune does not run unasked: read it, then add "
+        "--trust-remote-code"
+    )
 
 
 def load_model(
@@ -135,38 +161,71 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise InputError(f"unknown dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+    place = _usable_device(device or "cpu")
     folder = locate_model(name, revision=revision)
-    checkpoint = Checkpoint.open(folder)
-    check_source(checkpoint, trust_remote_code)
+    check_source(Checkpoint.open(folder), trust_remote_code)
+    # False, never None: at None transformers would ask on the terminal.
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
-    try:
-        AutoConfig.from_pretrained(folder, **options)
+    with _refusals(folder, "transformers cannot load {folder}: {reason}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=DTYPES[dtype], use_safetensors=True, output_loading_info=True, **options
         )
-        model, info = loaded
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
-        raise InputError(f"transformers cannot load {folder}: {_one_line(error)}") from error
-    for problem in ("missing_keys", "mismatched_keys", "error_msgs"):
-        if found := sorted(map(str, info.get(problem) or ())):
-            raise InputError(
-                f"{folder} does not fill its own model: {len(found)} {problem.replace('_', ' ')}, the first "
-                f"{found[0]}; a new random tensor would take its place; download the checkpoint again"
-            )
-    try:
+    model, info = loaded
+    _check_loading(model, info, folder)
+    advice = "save the model's tokenizer into the same folder"
+    with _refusals(folder, f"{{folder}} has no tokenizer that transformers can load ({{reason}}): {advice}"):
         tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError) as error:
+    # Where the files are missing some classes give an empty tokenizer instead of an error.
+    if len(tokenizer) <= len(set(tokenizer.all_special_ids)):
         raise InputError(
-            f"{folder} has no tokenizer that transformers can load ({_one_line(error)}): save the model's "
-            "tokenizer into the same folder"
-        ) from error
+            f"the tokenizer of {folder} has no tokens but {len(tokenizer)} special ones: {advice}"
+        )
+    return LoadedModel(model.to(place).eval(), tokenizer, folder, name)
+
+
+@contextmanager
+def _refusals(folder: Path, message: str) -> Iterator[None]:
+    """Give transformers' many errors one form."""
     try:
-        model = model.to(device or "cpu").eval()
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"device {device!r} cannot be used: {_one_line(error)}") from error
-    return LoadedModel(model, tokenizer, folder, name)
+        yield
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, AttributeError) as error:
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
+        if "trust_remote_code" in str(error):
+            raise _own_code(folder) from error
+        raise InputError(message.format(folder=folder, reason=_one_line(error))) from error
+
+
+def _check_loading(model: Any, info: dict[str, Any], folder: Path) -> None:
+    """Refuse a model that is not wholly the checkpoint's."""
+    for problem, meaning in (
+        ("missing_keys", "lacks {} of its model's tensors, the first {}: a random one would take its place"),
+        ("mismatched_keys", "has {} tensors of another shape than its config says, the first {}"),
+        ("error_msgs", "gives {} errors on loading, the first: {}"),
+    ):
+        if found := sorted(map(str, info.get(problem) or ())):
+            message = meaning.format(len(found), found[0])
+            raise InputError(f"{folder} {message}; download the checkpoint again")
+    head = model.get_output_embeddings()
+    bias = next((f"{name}.bias" for name, module in model.named_modules() if module is head), None)
+    if bias in (info.get("unexpected_keys") or ()):
+        raise InputError(
+            f"{folder} stores {bias}, but {type(model).__name__} has no bias there and would leave it out: "
+            "csprune does not truncate a model that is not the stored one"
+        )
+
+
+def _usable_device(name: str) -> torch.device:
+    """The device, tried out before anything is loaded; every statistic needs its float64."""
+    try:
+        torch.zeros(1, dtype=torch.float64, device=name).item()
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InputError(
+            f"device {name!r} cannot be used ({_one_line(error)}): give cpu, or cuda where torch has it"
+        ) from error
+    return torch.device(name)
 
 
 def _one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split())
-    return text[:300] or type(error).__name__
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -11,6 +12,9 @@ from torch import nn
 
 from csprune.errors import InputError
 from csprune.linalg import NORM_TOLERANCE
+
+# Epsilons that architectures write into their code rather than their config (OLMo, MPT).
+_USUAL_EPSILONS = (1e-5, 1e-6, 1e-8, 1e-12, torch.finfo(torch.float32).eps)
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,9 @@ def _normalise(residual: torch.Tensor, removes_mean: bool, eps: float) -> torch.
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 
 
-def identify_norm(name: str, module: nn.Module, hidden: int, config_floats: list[float]) -> FinalNorm:
+def identify_norm(
+    name: str, module: nn.Module, hidden: int, config_numbers: list[float], architecture: str
+) -> FinalNorm:
     """Find the normalisation, parameters and epsilon that reproduce a module.
 
     The module is copied to float32 and read at synthetic inputs: some with a mean (which tells
@@ -68,10 +74,14 @@ def identify_norm(name: str, module: nn.Module, hidden: int, config_floats: list
     in the model's config as epsilon.
 
     Args:
-        name: The module's name, for messages.
-        module: The module whose output the head reads.
+        name: The module's name.
+        module: The module whose output the head reads; it is left as it is.
         hidden: d.
-        config_floats: Numbers of the model's config, candidates for epsilon.
+        config_numbers: Numbers of the model's config, candidates for epsilon.
+        architecture: The model's class, for messages.
+
+    Returns:
+        The norm, its gain and bias as exact as the module holds them, on the CPU.
 
     Raises:
         InputError: Nothing reproduces it to `NORM_TOLERANCE`; the message has the best attempt.
@@ -81,25 +91,24 @@ def identify_norm(name: str, module: nn.Module, hidden: int, config_floats: list
     probe[:, 12:] *= 1e-3
     twin = copy.deepcopy(module).float()
     device = next(itertools.chain(twin.parameters(), twin.buffers()), torch.zeros(1)).device
-    with torch.no_grad():
-        output = twin(probe.to(device))
+    where = f"{architecture}: the head reads the output of {name} ({type(module).__name__})"
+    try:
+        with torch.no_grad():
+            output = twin(probe.to(device))
+    except Exception:  # whatever does not take one tensor [.., d] is no norm
+        output = None
     if not isinstance(output, torch.Tensor) or output.shape != probe.shape:
         raise InputError(
-            f"the head reads the output of {name} ({type(module).__name__}), which is no norm: "
-            "csprune truncates heads that follow a LayerNorm or an RMSNorm"
+            f"{where}, which is no norm: csprune truncates heads that follow a LayerNorm or an RMSNorm"
         )
     target = output.double().cpu()
     vectors = {
         key: value.detach().double().cpu()
-        for key, value in itertools.chain(twin.named_parameters(), twin.named_buffers())
+        for key, value in itertools.chain(module.named_parameters(), module.named_buffers())
         if value.shape == (hidden,)
     }
     own = [v for v in vars(module).values() if isinstance(v, float)]
-    epsilons = {
-        0.0,
-        torch.finfo(torch.float32).eps,
-        *(v for v in own + config_floats if 0 < v < 0.1),
-    }
+    epsilons = {0.0, *_USUAL_EPSILONS, *(v for v in own + config_numbers if 0 < v < 0.1)}
 
     best: tuple[float, FinalNorm] | None = None
     for removes_mean, eps in itertools.product((False, True), sorted(epsilons)):
@@ -114,14 +123,13 @@ def identify_norm(name: str, module: nn.Module, hidden: int, config_floats: list
     assert best is not None  # the loops above are never empty
     if not best[0] <= NORM_TOLERANCE:
         raise InputError(
-            f"the head reads the output of {name} ({type(module).__name__}), which is neither a "
-            f"LayerNorm nor an RMSNorm: the nearest, {best[1].kind}, differs by {best[0]:.1e} of its "
-            "size; csprune cannot fold it"
+            f"{where}, which is neither a LayerNorm nor an RMSNorm: the nearest, {best[1].kind}, differs by "
+            f"{best[0]:.1e} of its size; csprune cannot fold it"
         )
     return best[1]
 
 
-def _assignments(keys: list[str]):
+def _assignments(keys: list[str]) -> Iterator[tuple[str | None, int, str | None]]:
     """(gain parameter, 1 if it holds gain - 1, bias parameter), simplest first."""
     for gain, bias in itertools.product((None, *keys), repeat=2):
         if gain is not None and gain == bias:

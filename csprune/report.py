@@ -154,7 +154,7 @@ def _comparison(own: Statistic, reference: Statistic) -> dict[str, Any]:
 
 def _ends(statistic: Statistic | None) -> list[float] | None:
     """The 95% interval as JSON has it."""
-    ends = None if statistic is None else statistic.interval(0.95)
+    ends = None if statistic is None else statistic.interval(LEVEL)
     return None if ends is None else list(ends)
 
 

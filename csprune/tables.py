@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from csprune.measurement import REFERENCE
 
 _HEADINGS = ("rank", "method", "loss change", "D", "F", "K", "top-1")
+# Sentences of one line each, so that none is broken in a terminal of 80 columns.
+_LEGEND = (
+    "Loss change in nats, with its 95% interval over documents.",
+    "D: logit distance, logit^2. F: Fisher term, nats. K: prediction change, nats.",
+    "top-1: how often the most probable token stays the same.",
+    f"{REFERENCE}: the mean over random subspaces of the same size.",
+)
 
 
 def markdown(report: dict[str, Any]) -> str:
@@ -22,49 +30,40 @@ def markdown(report: dict[str, Any]) -> str:
         f"|{'---|' * len(_HEADINGS)}",
         *(f"| {' | '.join(row)} |" for row in _rows(report)),
         "",
-        _legend(),
+        " ".join(_LEGEND),
     ]
     return "\n".join(lines) + "\n"
 
 
-def table(report: dict[str, Any]) -> Table:
-    """The report as a table for the terminal; it fits 80 columns."""
-    result = Table(
-        title=Text(f"{report['model']}: {_headline(report)}"),
-        title_justify="left",
-        caption=Text(_legend()),
-        caption_justify="left",
-        box=SIMPLE_HEAD,
-        show_edge=False,
-        padding=0,
-    )
+def table(report: dict[str, Any]) -> Group:
+    """The report for the terminal: a headline, the table, and what its columns are; it fits 80 columns."""
+    body = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
     for heading in _HEADINGS:
         left = heading in ("rank", "method")
-        result.add_column(heading, justify="left" if left else "right", no_wrap=True)
+        body.add_column(heading, justify="left" if left else "right", no_wrap=True)
     previous = ""
     for row in _rows(report):
         # One block of rows for each rank, random last in it: what a row is to be compared with.
         if previous and row[0] != previous:
-            result.add_row()
+            body.add_row()
         cells = ["" if row[0] == previous else row[0], *row[1:]]
         style = "italic" if row[1] == REFERENCE else None
-        result.add_row(*map(Text, cells), style=style)
+        body.add_row(*map(Text, cells), style=style)
         previous = row[0]
-    return result
+    return Group(
+        Text(report["model"], style="bold"),
+        Text(_headline(report)),
+        Text(),
+        body,
+        Text(),
+        *(Text(line, style="dim") for line in _LEGEND),
+    )
 
 
 def _headline(report: dict[str, Any]) -> str:
     base = report["base_loss"]
     low, high = base["ci95"]
     return f"base loss {base['mean']:.4f} [{low:.4f}, {high:.4f}] nats on {report['documents']:,} documents"
-
-
-def _legend() -> str:
-    return (
-        "Loss change, F (Fisher term) and K (prediction change) in nats, D (logit distance) in "
-        "logit^2. top-1: the most probable token stays the same. In brackets: 95% intervals over "
-        f"documents. {REFERENCE}: the mean over random subspaces of the same size."
-    )
 
 
 def _rows(report: dict[str, Any]) -> list[list[str]]:
@@ -88,7 +87,7 @@ def _rows(report: dict[str, Any]) -> list[list[str]]:
 
 
 def _nats(value: float) -> str:
-    """A signed loss change, seven characters wide up to a hundred nats."""
+    """A signed loss change, seven characters wide below a hundred nats."""
     return f"{value:+.4f}" if abs(value) < 9.99995 else f"{value:+.3f}"
 
 

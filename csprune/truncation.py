@@ -14,6 +14,7 @@ import torch
 
 from csprune.calibration import Calibration
 from csprune.errors import InputError
+from csprune.hf import FactorizedHead
 from csprune.linalg import eigh_descending, haar_columns, orthonormal_columns, psd_square_root
 from csprune.readout import Readout
 from csprune.unembedding import Unembedding
@@ -27,15 +28,23 @@ class Projection:
     with `removed_right^T removed_left = I` and the columns of `kept_right` orthonormal. P is orthogonal
     or oblique. What costs least comes first in `removed_left` and `removed_right`: the columns of a smaller
     rank are the first of a larger one's, so that ranks can be evaluated one from another.
+
+    Attributes:
+        removed_left: float64 [q, m].
+        removed_right: float64 [q, m].
+        kept_left: float64 [q, k].
+        kept_right: float64 [q, k].
+        effective_rank: Of the states' second moment, where P is oblique in it; None where it is not used.
     """
 
     removed_left: torch.Tensor
     removed_right: torch.Tensor
     kept_left: torch.Tensor
     kept_right: torch.Tensor
+    effective_rank: int | None = None
 
     def dense(self) -> torch.Tensor:
-        """P [q, q], for tests and for looking at it."""
+        """P, float64 [q, q], for tests and for looking at it."""
         return self.removed_left @ self.removed_right.mT
 
 
@@ -44,9 +53,9 @@ class Factors:
     """The truncated head: `logits = T(up (down z) + offset)`, z the normalised residual.
 
     Attributes:
-        up: A [V, k].
-        down: B [k, d], orthonormal rows up to the map z -> u.
-        offset: [V].
+        up: A [V, k], of the uncentred folded map.
+        down: B [k, d], orthonormal rows; it reads the final norm's output without gain and bias.
+        offset: [V], the constant of the readout and what the mean of the removed part adds.
     """
 
     up: torch.Tensor
@@ -62,10 +71,9 @@ class Truncation:
         method: Canonical name.
         rank: Fraction of the q directions that is removed, as asked for.
         projection: P and I - P.
-        mean_state: mu, float64 [q].
-        readout: What is truncated, by reference.
-        calibration: Of the statistics; None where none were needed.
-        effective_rank: Of the whitening moment, for whitened strategies.
+        mean_state: mu, float64 [q], where the head lies.
+        readout: What is truncated. It refers to the model, and keeps it in memory.
+        calibration: Where mu and the statistics come from.
     """
 
     method: str
@@ -74,7 +82,11 @@ class Truncation:
     mean_state: torch.Tensor
     readout: Readout
     calibration: Calibration
-    effective_rank: int | None = None
+
+    @property
+    def effective_rank(self) -> int | None:
+        """Directions that the calibration states visited, for whitened methods; else None."""
+        return self.projection.effective_rank
 
     @property
     def removed(self) -> int:
@@ -89,7 +101,8 @@ class Truncation:
     def factors(self, dtype: torch.dtype) -> Factors:
         """The head's factors in `dtype`, computed in float64 by blocks of the vocabulary.
 
-        The logit scale or soft cap is left to the model's own code. k = q gives the original logits.
+        `W_f (I - P) u + l0 + W_f P mu`, W_f the uncentred folded map (README, Definitions). The logit scale
+        or soft cap is left to the model's own code. k = q gives the original logits.
         """
         unembedding = self.readout.unembedding
         projection = self.projection
@@ -100,37 +113,40 @@ class Truncation:
         return Factors(up, down, (unembedding.constant + shift).to(dtype))
 
 
-Strategy = Callable[[Unembedding, Calibration, int, int], tuple[Projection, int | None]]
+Strategy = Callable[[Unembedding, Calibration, int, int], Projection]
+"""(unembedding, calibration, m, seed) -> what is removed, `Projection.removed_left` of m columns."""
 
 
-def singular(unembedding: Unembedding, _c: Calibration, removed: int, _seed: int):
+def singular(unembedding: Unembedding, _calibration: Calibration, removed: int, _seed: int) -> Projection:
     """The m directions with the smallest singular values."""
-    order = torch.arange(unembedding.width - 1, -1, -1)
-    return _orthogonal(unembedding.directions, order, removed), None
+    order = torch.arange(unembedding.width).flip(0)  # the directions stand by descending sigma
+    return _orthogonal(unembedding.directions, order, removed)
 
 
-def fisher(unembedding: Unembedding, calibration: Calibration, removed: int, _seed: int):
+def fisher(unembedding: Unembedding, calibration: Calibration, removed: int, _seed: int) -> Projection:
     """The m singular directions with the smallest saliency kappa (consequence-ranked)."""
     order = torch.argsort(calibration.saliency, stable=True)
-    return _orthogonal(calibration.directions.to(unembedding.device), order, removed), None
+    return _orthogonal(calibration.directions.to(unembedding.device), order, removed)
 
 
-def whitened(unembedding: Unembedding, calibration: Calibration, removed: int, _seed: int):
+def whitened(unembedding: Unembedding, calibration: Calibration, removed: int, _seed: int) -> Projection:
     """SVD-LLM at the head: least mean logit error on the calibration states."""
     return _oblique(unembedding.gram, calibration, removed)
 
 
-def fisher_whitened(unembedding: Unembedding, calibration: Calibration, removed: int, _seed: int):
+def fisher_whitened(
+    unembedding: Unembedding, calibration: Calibration, removed: int, _seed: int
+) -> Projection:
     """As `whitened`, with W^T W replaced by the mean Fisher matrix."""
     return _oblique(calibration.mean_fisher(unembedding), calibration, removed)
 
 
-def random(unembedding: Unembedding, _c: Calibration, removed: int, seed: int):
+def random(unembedding: Unembedding, _calibration: Calibration, removed: int, seed: int) -> Projection:
     """A Haar-random subspace, nested over ranks: the reference."""
     width = unembedding.width
     basis = haar_columns(width, removed, seed).to(unembedding.device)
     complement = torch.linalg.qr(basis, mode="complete").Q[:, removed:]
-    return Projection(basis, basis, complement, complement), None
+    return Projection(basis, basis, complement, complement)
 
 
 STRATEGIES: dict[str, Strategy] = {
@@ -168,7 +184,7 @@ def removed_directions(rank: float, width: int) -> int:
     if not 1 <= removed <= width - 1:
         raise InputError(
             f"rank {rank} of {width} directions removes {removed}: choose a rank that removes at least one "
-            f"and keeps at least one, from {0.5 / width:.2g} to {1 - 0.5 / width:.6g}"
+            f"and keeps at least one, from {1 / width:.2g} to {1 - 1 / width:.6g}"
         )
     return removed
 
@@ -193,17 +209,11 @@ def truncate(
         seed: Of the random subspace.
 
     Raises:
-        InputError: Unknown method, impossible rank, or the calibration is of another readout.
+        InputError: Unknown method, impossible rank, a calibration of another model, or a truncation is
+            applied to the model at the time.
     """
     method = canonical_method(method)
     unembedding = readout.unembedding
-    if calibration.width != unembedding.width or len(calibration.fisher.probability) != (
-        unembedding.vocabulary
-    ):
-        raise InputError(
-            f"the calibration has {calibration.width} directions and {len(calibration.fisher.probability)} "
-            f"tokens, the model {unembedding.width} and {unembedding.vocabulary}: calibrate this model"
-        )
     if (rank is None) == (removed is None):
         raise InputError("give either rank or removed to truncate()")
     if removed is None:
@@ -211,10 +221,25 @@ def truncate(
         removed = removed_directions(rank, unembedding.width)
     elif not 0 <= removed < unembedding.width:
         raise InputError(f"removed = {removed} is not between 0 and {unembedding.width - 1}")
-    projection, effective_rank = STRATEGIES[method](unembedding, calibration, removed, seed)
+    _check_calibration(readout, calibration)
+    projection = STRATEGIES[method](unembedding, calibration, removed, seed)
     fraction = removed / unembedding.width if rank is None else rank
     mean = calibration.mean_state.to(unembedding.device)
-    return Truncation(method, fraction, projection, mean, readout, calibration, effective_rank)
+    return Truncation(method, fraction, projection, mean, readout, calibration)
+
+
+def _check_calibration(readout: Readout, calibration: Calibration) -> None:
+    """Refuse a calibration of another model: of another size, or of other weights."""
+    unembedding = readout.unembedding
+    vocabulary = len(calibration.fisher.probability)
+    if (calibration.width, vocabulary) != (unembedding.width, unembedding.vocabulary):
+        raise InputError(
+            f"the calibration has {calibration.width} directions and {vocabulary} tokens, the model "
+            f"{unembedding.width} and {unembedding.vocabulary}: calibrate this model"
+        )
+    if isinstance(readout.model.get_submodule(readout.head_name), FactorizedHead):
+        raise InputError("a truncation is applied to this model: restore() it before making another")
+    calibration.check_model(readout)
 
 
 def _orthogonal(directions: torch.Tensor, order: torch.Tensor, removed: int) -> Projection:
@@ -224,7 +249,7 @@ def _orthogonal(directions: torch.Tensor, order: torch.Tensor, removed: int) -> 
     return Projection(gone, gone, kept, kept)
 
 
-def _oblique(metric: torch.Tensor, calibration: Calibration, removed: int):
+def _oblique(metric: torch.Tensor, calibration: Calibration, removed: int) -> Projection:
     """`P = S V_d V_d^T S^-1`: the removal of m dimensions that costs least in `metric` on the states.
 
     With M = S S^T the states' second moment about mu, the mean cost of removing P is
@@ -236,8 +261,9 @@ def _oblique(metric: torch.Tensor, calibration: Calibration, removed: int):
     eigen = eigh_descending(root.mT @ metric @ root, "the whitened metric")
     ascending = eigen.vectors.flip(1)
     v_removed, v_kept = ascending[:, :removed], ascending[:, removed:]
+    left, right = root @ v_removed, inverse.mT @ v_removed
     # Orthonormal rows for what is executed: entries of one size, as low-precision storage wants them.
+    # They span the rows of I - P, so (I - P) row_space row_space^T = I - P.
     row_space = orthonormal_columns(inverse.mT @ v_kept)
-    kept_left = (root @ v_kept) @ (v_kept.mT @ inverse @ row_space)
-    projection = Projection(root @ v_removed, inverse.mT @ v_removed, kept_left, row_space)
-    return projection, effective_rank
+    kept_left = row_space - left @ (right.mT @ row_space)
+    return Projection(left, right, kept_left, row_space, effective_rank)

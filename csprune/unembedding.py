@@ -2,7 +2,7 @@
 
 The final norm leaves `z` (d numbers a token), the head gives `logits = T(W_out (gamma * z + beta) + b)`.
 Folding the gain into the head and expressing `z` in `q` coordinates `u` gives one linear map. Two
-versions of it are used (DESIGN: "two maps, two uses"): the *folded* map is executed and exported, the
+versions of it are used (README, Definitions): the *folded* map is executed and exported, the
 *centred* map ranks and measures, because a constant added to every logit changes no probability.
 (Paper: Section 2.1 and Appendix A.)
 """

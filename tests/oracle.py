@@ -1,4 +1,4 @@
-"""A float64 oracle: the definitions of DESIGN.md sections 1 to 3, written as naively as possible.
+"""A float64 oracle: the definitions of the README, written as naively as possible.
 
 It shares no code with the package (it never imports it) and takes plain arrays, so that a mistake
 in the package cannot hide behind the same mistake here. Projections and centring are dense; the
@@ -36,7 +36,7 @@ EXPLICIT_VOCABULARY = 512  # up to this size S_p (V x V) is built explicitly
 
 @dataclass(frozen=True)
 class Folded:
-    """The readout in its two uses (DESIGN section 1), all float64.
+    """The readout in its two uses (README, Definitions), all float64.
 
     Attributes:
         uncentred: `W_out diag(gamma) R`, [V, q]: the map that is executed; without the factor s.
@@ -57,7 +57,7 @@ class Folded:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Calibration statistics (DESIGN section 3), all float64, from the definitions.
+    """Calibration statistics (README, Definitions), all float64, from the definitions.
 
     Attributes:
         mean_state: mu, [q], over the Fisher positions.
@@ -207,7 +207,7 @@ def measure(
     *,
     x: Array | None = None,
 ) -> dict[str, Array]:
-    """What `du = -P (u - mu)` does at each position (DESIGN section 2).
+    """What `du = -P (u - mu)` does at each position (README, Definitions).
 
     Args:
         folded: the readout.

@@ -187,7 +187,7 @@ def test_large_vocabulary_forms_equal_the_explicit_ones(case: Any, positions: st
 
 
 def test_sums_of_the_design_give_the_same_statistics(case: Any) -> None:
-    """The raw sums of DESIGN section 3, which know mu only at the end."""
+    """The raw sums of a calibration, which know mu only at the end."""
     _, folded, documents, found = case
     u = np.concatenate(documents)
     logits = oracle.before_cap(folded, u)
@@ -260,7 +260,7 @@ def test_whitened_is_optimal_among_projections(case: Any, method: str, metric: s
 
 
 def test_whitened_attains_the_bound_of_eckart_young(case: Any) -> None:
-    """No map of rank q - m is nearer to W on the states than W (I - P) (DESIGN section 3)."""
+    """No map of rank q - m is nearer to W on the states than W (I - P) (README, Definitions)."""
     _, folded, _, found = case
     m = 6
     p = oracle.projection("whitened", m, folded=folded, statistics=found)

@@ -1,6 +1,6 @@
 """The change of a prediction, for a chunk of tokens: one pass over blocks of the vocabulary.
 
-Definitions are those of DESIGN section 2 (paper, Section 2.2): with `p` the unchanged prediction, `p'` the
+Definitions are the README's (paper, Section 2.2): with `p` the unchanged prediction, `p'` the
 changed one and `c = l' - l` the change of the logits,
 
     F = Var_p(c) / 2,    K = KL(p || p') = log E_p[exp c] - E_p[c],    loss change = log E_p[exp c] - c_y.
@@ -22,8 +22,8 @@ from csprune.unembedding import Unembedding
 
 # Tokens x vocabulary entries worked on at once: small enough for a cache, large enough for fast products.
 _BLOCK_ELEMENTS = 1 << 21
-# exp of more could overflow float32's sums.
-_SAFE_EXPONENT = 60.0
+# Two float32 sums of the same products in another order differ by a few roundings of their terms.
+_ROUNDING = 8
 
 
 @dataclass(frozen=True)
@@ -58,17 +58,29 @@ class Prediction:
         output = unembedding.head_output(u)
         logits = unembedding.transform(output)
         check_finite(logits)
-        log_p = torch.log_softmax(logits, 1)
+        log_p, p = log_softmax(logits)
         targets = targets.unsqueeze(1)
         return cls(
             unembedding,
             output if unembedding.transform.cap is not None else None,
             log_p,
-            log_p.exp(),
+            p,
             targets,
-            logits.argmax(1, keepdim=True),
+            log_p.argmax(1, keepdim=True),
             -log_p.gather(1, targets).squeeze(1).double(),
         )
+
+
+def log_softmax(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """log p and p, each [tokens, V], of logits [tokens, V]; log p takes the logits' place.
+
+    torch's own log_softmax adds up a row's exponentials one after the other; in float32, over 50,000 of them,
+    that loses 2e-5 nats, always to the same side. `sum` adds them pairwise.
+    """
+    shifted = logits.sub_(logits.amax(1, keepdim=True))
+    exponentials = shifted.exp()
+    total = exponentials.sum(1, keepdim=True)
+    return shifted.sub_(total.log()), exponentials.div_(total)
 
 
 def check_finite(logits: torch.Tensor) -> None:
@@ -125,29 +137,39 @@ def measure_nested(
 
 
 class _Sums:
-    """Sums over the vocabulary for one change, relative to the change of the most probable token."""
+    """Sums over the vocabulary for one change, relative to the change of the most probable token.
+
+    All are float64 [tokens]; `c` is the change of the logits less that of the most probable token, and
+    `f` its first-order form `J W du` (which is `c` itself without a soft cap), likewise relative.
+    """
 
     def __init__(self, prediction: Prediction, x: torch.Tensor, image: torch.Tensor) -> None:
         self.prediction = prediction
-        tokens = len(x)
-        self.top_mapped = self._gather(x, image, prediction.top)
-        self.top_change, self.top_fisher = self._changes(self.top_mapped, prediction.top)
-        target_change, _ = self._changes(self._gather(x, image, prediction.targets), prediction.targets)
+        self.capped = prediction.before_cap is not None
+        top_image = image[prediction.top.squeeze(1)]
+        top_mapped = (x * top_image).sum(1, keepdim=True)
+        self.top_change, self.top_first_order = self._changes(top_mapped, prediction.top)
+        target_mapped = (x * image[prediction.targets.squeeze(1)]).sum(1, keepdim=True)
+        target_change, _ = self._changes(target_mapped, prediction.targets)
         self.target = (target_change - self.top_change).squeeze(1).double()
-        options = {"dtype": torch.float64, "device": x.device}
-        # E_p of: the change, the Fisher change, its square, exp of the change; and the plain sums of the
-        # change and of its square.
-        self.mean, self.fisher, self.fisher2, self.exp, self.sum, self.sum2 = torch.zeros(
-            6, tokens, **options
-        )
-        self.largest = torch.full((tokens,), -torch.inf, dtype=x.dtype, device=x.device)
+        # A sum of products errs by its terms, however small the sum itself.
+        terms = (x.abs() * top_image.abs()).sum(1)
+        self.rounding = _ROUNDING * torch.finfo(x.dtype).eps * terms.clamp_min(1)
 
-    @staticmethod
-    def _gather(x: torch.Tensor, image: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        return (x * image[tokens.squeeze(1)]).sum(1, keepdim=True)
+        def zeros() -> torch.Tensor:
+            return torch.zeros(len(x), dtype=torch.float64, device=x.device)
+
+        self.mean = zeros()  # E_p[c]
+        self.first_order = self.mean if not self.capped else zeros()  # E_p[f]
+        self.first_order2 = zeros()  # E_p[f^2]
+        self.excess = zeros()  # E_p[exp c - 1], over the tokens whose exp does not overflow
+        self.log_huge = zeros().fill_(-torch.inf)  # log E_p[exp c], over the others
+        self.plain = zeros()  # sum of the changes, under a soft cap
+        self.plain2 = zeros()  # sum of their squares, under a soft cap
+        self.largest = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)  # of log p + c
 
     def _changes(self, mapped: torch.Tensor, at: torch.Tensor | slice) -> tuple[torch.Tensor, torch.Tensor]:
-        """The change of the logits and its first-order (Fisher) form, [tokens, columns]."""
+        """The change of the logits and its first-order form, [tokens, columns]."""
         output = self.prediction.before_cap
         if output is None:
             return mapped, mapped
@@ -158,48 +180,57 @@ class _Sums:
         assert slope is not None  # there is a cap
         return transform(output + mapped) - before, mapped * slope
 
-    def add(self, mapped: torch.Tensor, rows: slice, last: bool) -> None:
+    def add(self, mapped: torch.Tensor, rows: slice, *, last: bool) -> None:
         """Add a block of the vocabulary; `mapped` is overwritten if nothing needs it after this."""
         p = self.prediction.probabilities[:, rows]
-        full, fisher = self._changes(mapped, rows)
-        reuse = last and fisher is full
-        change = full.sub_(self.top_change) if reuse else full - self.top_change
-        if fisher is full:
-            weighted = p * change
-            self.fisher2 += torch.linalg.vecdot(weighted, change)
-            self.mean += weighted.sum(1)
-            self.fisher = self.mean
+        full, first_order = self._changes(mapped, rows)
+        if self.capped:
+            self.plain += full.sum(1)
+            self.plain2 += full.square().sum(1)
+            change = full.sub_(self.top_change)
+            relative = first_order.sub_(self.top_first_order)
         else:
-            relative = fisher - self.top_fisher
-            weighted = p * relative
-            self.fisher2 += torch.linalg.vecdot(weighted, relative)
-            self.fisher += weighted.sum(1)
+            change = relative = full.sub_(self.top_change) if last else full - self.top_change
+        # What was taken off differs from the product by its rounding; the top token's mass would carry that.
+        self._clear_top(change, rows)
+        if self.capped:
+            self._clear_top(relative, rows)
+        weighted = p * relative
+        self.first_order += weighted.sum(1)
+        if self.capped:
             self.mean += torch.linalg.vecdot(p, change)
-            self.sum += change.sum(1)
-            self.sum2 += change.square().sum(1)
-        # E_p[exp c] is at least the top token's probability, as c is 0 there: it cannot vanish.
+        self.first_order2 += torch.linalg.vecdot(weighted, relative)
+        # Not E_p[exp c] itself: where the prediction is nearly certain, 1 would drown what is added to it.
+        excess = torch.linalg.vecdot(p, change.expm1()).double()
         change += self.prediction.log_probabilities[:, rows]
-        largest = change.amax(1)
-        self.largest = torch.maximum(largest, self.largest)
-        if bool((largest > _SAFE_EXPONENT).any()):
-            shifted = change.sub_(largest.unsqueeze(1)).exp_().sum(1)
-            self.exp += shifted * largest.double().exp()
-        else:
-            self.exp += change.exp_().sum(1)
+        self.largest = torch.maximum(self.largest, change.amax(1))
+        huge = ~torch.isfinite(excess)
+        if bool(huge.any()):
+            logarithm = torch.logaddexp(self.log_huge, torch.logsumexp(change, 1).double())
+            self.log_huge = torch.where(huge, logarithm, self.log_huge)
+            excess = torch.where(huge, -p.sum(1).double(), excess)
+        self.excess += excess
+
+    def _clear_top(self, relative: torch.Tensor, rows: slice) -> None:
+        """Make the entries of the most probable tokens exactly 0, in place, where the block has them."""
+        place = self.prediction.top - rows.start
+        inside = (place >= 0) & (place < relative.shape[1])
+        place = torch.where(inside, place, 0)
+        relative.scatter_(1, place, torch.where(inside, 0.0, relative.gather(1, place)))
 
     def figures(self, distance: torch.Tensor | None) -> torch.Tensor:
-        normaliser = self.exp.log()
+        """The `QUANTITIES`, [5, tokens]; D is given where it is known already."""
+        if distance is None:
+            distance = self.plain2 - self.plain.square() / self.prediction.probabilities.shape[1]
+        # log E_p[exp c]; the clamp is of rounding only, where all the mass is among the huge.
+        normaliser = torch.logaddexp(self.excess.clamp_min(-1).log1p(), self.log_huge)
         # The top token stays: nothing exceeds it, by more than the rounding of its own change.
         top = self.prediction.log_probabilities.gather(1, self.prediction.top).squeeze(1)
-        rounding = 32 * torch.finfo(top.dtype).eps * self.top_change.squeeze(1).abs().clamp_min(1)
-        if distance is None:
-            vocabulary = self.prediction.probabilities.shape[1]
-            distance = self.sum2 - self.sum.square() / vocabulary
         figures = {
             "loss_change": normaliser - self.target,
             "logit_distance": distance,
-            "fisher_term": (self.fisher2 - self.fisher.square()).clamp_min(0) / 2,
+            "fisher_term": (self.first_order2 - self.first_order.square()).clamp_min(0) / 2,
             "prediction_change": normaliser - self.mean,
-            "top1_agreement": (self.largest <= top + rounding).double(),
+            "top1_agreement": (self.largest <= top + self.rounding).double(),
         }
         return torch.stack([figures[name] for name in QUANTITIES])

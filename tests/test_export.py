@@ -554,6 +554,8 @@ class _Exporter:
 
     def __init__(self, root: Path) -> None:
         environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        # A forked child has none of its parent's OpenMP threads, and would wait for them for ever.
+        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         command = [sys.executable, "-c", _EXPORTER, str(root)]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment, **pipes)

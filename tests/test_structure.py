@@ -26,7 +26,7 @@ LAYERS = """
     hf unembedding norms tracing readout identity
     changes persistence calibration truncation head evaluation
     report tables
-    checkpoint demo models
+    demo checkpoint models
     placement companions card verify export
     __init__
     settings jobs terminal cli __main__

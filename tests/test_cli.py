@@ -593,7 +593,11 @@ def test_ctrl_c_leaves_nothing(place: Path, calibrated: Path, tmp_path: Path) ->
         *(sys.executable, "-m", "csprune", "compress", place / "model", *BOTH, "-o", tmp_path / "out"),
         *("--calibration", calibrated, "--evaluation-data", place / "other.jsonl"),
     ]
-    process = subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True)
+    # Tests that run in the background of a shell ignore SIGINT, and so would their children.
+    heed = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+    process = subprocess.Popen(
+        command, stdout=-1, stderr=-1, text=True, start_new_session=True, preexec_fn=heed
+    )
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob(".*/config.json")):  # it has begun to write
         assert process.poll() is None and time.monotonic() < deadline, process.communicate()

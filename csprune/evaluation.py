@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from csprune.calibration import BATCH_SIZE, check_run
-from csprune.changes import Prediction, measure_nested
+from csprune.changes import Prediction, check_finite, log_softmax, measure_nested
 from csprune.corpus import Windows, count_shared
 from csprune.errors import InputError
 from csprune.identity import model_name, versions
@@ -162,6 +163,60 @@ def evaluate(
     return Evaluation(name, record, windows.document_ids, windows.blocks.numpy(), base.numpy(), measurements)
 
 
+def stored_loss(
+    truncation: Truncation,
+    windows: Windows,
+    dtype: torch.dtype,
+    *,
+    positions: str = "all",
+    skip_first: int = 0,
+    batch_size: int = BATCH_SIZE,
+    progress: Callable[[int, int], None] | None = None,
+) -> np.ndarray:
+    """Loss with a truncation's factors rounded to the dtype they are stored in.
+
+    `evaluate` measures the truncation itself; what a checkpoint in bfloat16 adds to it is the difference of
+    the two. The products are made in the compute dtype, as they are there.
+
+    Args:
+        truncation: Its model has its original head in place.
+        windows: Held-out windows.
+        dtype: Of the stored factors.
+        positions: As for `evaluate`.
+        skip_first: As for `evaluate`.
+        batch_size: Documents run at once.
+        progress: Called with (documents done, documents).
+
+    Returns:
+        The mean loss of each document, nats, float64 [documents].
+    """
+    unembedding = truncation.readout.unembedding
+    factors = truncation.factors(dtype)
+    up, down, offset = (f.to(unembedding.compute_dtype) for f in (factors.up, factors.down, factors.offset))
+    chunk = max(1, CHUNK_ELEMENTS // unembedding.vocabulary)
+    start = windows.sequence_length - 1 if positions == "last" else skip_first
+    losses: list[torch.Tensor] = []
+    with torch.no_grad():
+        for first in range(0, len(windows), batch_size):
+            if progress:
+                progress(first, len(windows))
+            batch = slice(first, first + batch_size)
+            u = truncation.readout.states(windows.input_ids[batch])[:, start:]
+            targets = windows.target_ids[batch, start:].to(u.device)
+            parts = zip(u.flatten(0, 1).split(chunk), targets.flatten().split(chunk), strict=True)
+            of_tokens = []
+            for part, next_tokens in parts:
+                z = unembedding.lift(part).to(unembedding.compute_dtype)
+                logits = unembedding.transform(F.linear(F.linear(z, down), up, offset))
+                check_finite(logits)
+                log_p, _ = log_softmax(logits)
+                of_tokens.append(-log_p.gather(1, next_tokens.unsqueeze(1)).double())
+            losses.append(torch.cat(of_tokens).view(targets.shape).mean(1).cpu())
+    if progress:
+        progress(len(windows), len(windows))
+    return torch.cat(losses).numpy()
+
+
 def _check(model: Any, windows: Windows, truncations: Sequence[Truncation], random_subspaces: int) -> Readout:
     if not truncations:
         raise InputError("nothing to evaluate: give at least one truncation")
@@ -177,6 +232,7 @@ def _check(model: Any, windows: Windows, truncations: Sequence[Truncation], rand
     for (method, rank), count in counts.items():
         if count > 1:
             raise InputError(f"{method} at rank {rank:g} is there {count} times: give each once")
+    readout.check_unchanged()
     if shared := count_shared(windows, truncations[0].calibration.documents):
         raise InputError(
             f"{shared} of {len(windows)} evaluation documents also calibrated the truncation: "

@@ -102,6 +102,7 @@ def export(
     input_ids: torch.Tensor | None = None,
     evaluation: Evaluation | None = None,
     report: dict[str, Any] | None = None,
+    stored_loss_change: float | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
     """Write a truncated checkpoint.
@@ -115,6 +116,7 @@ def export(
         input_ids: Token ids [documents, positions] of real text for the verification.
         evaluation: What the truncation cost, written beside the model.
         report: Its summary, if it was made before.
+        stored_loss_change: Nats, with the factors rounded to the stored dtype (`stored_loss`), if measured.
         overwrite: Replace an earlier output of csprune.
 
     Returns:
@@ -127,6 +129,7 @@ def export(
     if format not in FORMATS:
         raise InputError(f"unknown export format {format!r}: choose one of {', '.join(FORMATS)}")
     readout = truncation.readout
+    readout.check_unchanged()
     remote = type(readout.model).__module__.startswith("transformers_modules.")
     check_export(source, out, overwrite, remote)
     checkpoint = Checkpoint.open(source)
@@ -163,6 +166,7 @@ def export(
             "dtype": str(place.dtype).removeprefix("torch."),
             "tied": readout.tied,
             "effective_rank": truncation.effective_rank,
+            "stored_loss_change": stored_loss_change,
             "sizes": _sizes(checkpoint, readout, place, factors, folder),
             "calibration": truncation.calibration.details,
             "versions": versions(),

@@ -7,6 +7,7 @@ import platform
 from importlib.metadata import version
 from typing import Any
 
+from csprune.linalg import row_blocks
 from csprune.readout import Readout
 
 # Values of a tensor that take part in the fingerprint; a smaller tensor takes part wholly.
@@ -16,8 +17,9 @@ _SAMPLED_VALUES = 4096
 def fingerprint(readout: Readout) -> str:
     """SHA-256 that tells one model's weights from another's, whatever the folder is called.
 
-    Every tensor takes part by its name, its shape and up to 4,096 values evenly spaced over the whole of it
-    (as float32); the final norm's gain wholly. The class takes part too.
+    The head and the final norm take part wholly; every other tensor by its name, its shape and up to 4,096
+    values evenly spaced over the whole of it (as float32), for which training changes all. The class takes
+    part too.
     """
     digest = hashlib.sha256(type(readout.model).__name__.encode())
     for key, value in sorted(readout.model.state_dict().items()):
@@ -26,7 +28,9 @@ def fingerprint(readout: Readout) -> str:
         sample = flat[::step].float().cpu().contiguous()
         digest.update(f"{key}{tuple(value.shape)}".encode())
         digest.update(sample.numpy().tobytes())
-    digest.update(readout.norm.gain.cpu().numpy().tobytes())
+    for tensor, _ in readout.weights:
+        for rows in row_blocks(len(tensor)):
+            digest.update(tensor[rows].float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
 

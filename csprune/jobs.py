@@ -9,15 +9,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
+
 from csprune.calibration import Calibration, calibrate
+from csprune.checkpoint import Checkpoint
 from csprune.corpus import Windows, count_shared, read_windows
 from csprune.errors import InputError
-from csprune.evaluation import evaluate
+from csprune.evaluation import evaluate, stored_loss
 from csprune.export import check_export, export
 from csprune.measurement import Evaluation
 from csprune.models import LoadedModel, load_model, locate_model
+from csprune.placement import find_placement
 from csprune.readout import Readout, load_readout
-from csprune.report import REPORT_FILE, summarise, write_report
+from csprune.report import check_report_target, summarise, write_report
 from csprune.settings import DEMO, Settings, check_settings, check_target
 from csprune.truncation import Truncation, canonical_method, removed_directions, truncate
 
@@ -73,6 +77,7 @@ def compress_job(
     job = _prepare(settings, calibration, [rank], progress)
     truncation = job.truncate(method, rank)
     evaluation, report = job.evaluate([truncation])
+    stored = job.stored_loss_change(truncation, evaluation)
     with progress.stage("Writing and verifying"):
         details = export(
             job.loaded.folder,
@@ -80,6 +85,7 @@ def compress_job(
             out,
             export_format,
             base_model=settings.model,
+            stored_loss_change=stored,
             input_ids=job.windows.input_ids,
             evaluation=evaluation,
             report=report,
@@ -101,8 +107,7 @@ def evaluate_job(
     ranks = list(dict.fromkeys(ranks))
     check_settings(settings, ranks)
     check_target(out, "folder")
-    if (out / REPORT_FILE).exists() and not overwrite:
-        raise InputError(f"{out} holds a report already: choose another -o, or add --overwrite")
+    check_report_target(out, overwrite)
     job = _prepare(settings, _read_calibration(settings), ranks, progress)
     truncations = [job.truncate(method, rank) for rank in ranks for method in methods]
     evaluation, report = job.evaluate(truncations)
@@ -134,6 +139,24 @@ class _Job:
             if note not in self.notes:
                 self.notes.append(note)
         return truncation
+
+    def stored_loss_change(self, truncation: Truncation, evaluation: Evaluation) -> float | None:
+        """The loss change of the factors as the checkpoint will store them; None where that is in float32."""
+        dtype = find_placement(Checkpoint.open(self.loaded.folder), self.readout).dtype
+        if dtype in (torch.float32, torch.float64):
+            return None
+        details = self.calibration.details
+        with self.progress.stage("Evaluating as stored", self.windows.sequence_length) as step:
+            loss = stored_loss(
+                truncation,
+                self.windows,
+                dtype,
+                positions=details["positions"],
+                skip_first=details["skip_first"],
+                batch_size=self.settings.batch_size,
+                progress=step,
+            )
+        return float((loss - evaluation.base_loss).mean())
 
     def evaluate(self, truncations: list[Truncation]) -> tuple[Evaluation, dict[str, Any]]:
         """The evaluation and its report."""

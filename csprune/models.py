@@ -14,7 +14,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from csprune.checkpoint import Checkpoint
-from csprune.demo import DEMO_ALIAS, DEMO_HUB_ID, demo_folder
 from csprune.errors import InputError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -57,6 +56,9 @@ def locate_model(name: str, *, revision: str | None = None) -> Path:
     Raises:
         InputError: No such folder, the hub does not give it, or a revision of what is local.
     """
+    # Here, because `python -m csprune.demo` warns where importing csprune has imported it already.
+    from csprune.demo import DEMO_ALIAS, DEMO_HUB_ID, demo_folder
+
     if name == DEMO_ALIAS:
         cached = demo_folder()
         if cached:

@@ -17,7 +17,15 @@ from csprune.errors import CspruneError, InputError
 from csprune.hf import FactorizedHead
 from csprune.linalg import CAUSAL_TOLERANCE, READOUT_ROUNDING_FACTOR, READOUT_TOLERANCE
 from csprune.norms import FinalNorm, identify_norm
-from csprune.tracing import Trace, config_numbers, find_transform, first_tensor, input_device, trace
+from csprune.tracing import (
+    Trace,
+    config_numbers,
+    find_transform,
+    first_tensor,
+    forward_errors,
+    input_device,
+    trace,
+)
 from csprune.unembedding import Unembedding
 
 # Tokens of the proof: enough for every row of the head to matter, few enough to cost nothing.
@@ -36,6 +44,7 @@ class Readout:
         unembedding: The folded and the centred map, decomposed on demand.
         tied: The head's weight is the input embedding's.
         error: RMS error of the recomputed centred logits, in units of their RMS.
+        weights: What was folded, each with how often it had been written to by then.
     """
 
     model: Any
@@ -44,6 +53,19 @@ class Readout:
     unembedding: Unembedding
     tied: bool
     error: float
+    weights: tuple[tuple[torch.Tensor, int], ...] = ()
+
+    def check_unchanged(self) -> None:
+        """Refuse a readout whose head or norm was trained or edited in place since it was loaded.
+
+        Raises:
+            InputError: The weights differ from those that were folded.
+        """
+        if any(_writes(tensor) != count for tensor, count in self.weights):
+            raise InputError(
+                f"the head or the final norm of {type(self.model).__name__} was changed since its readout "
+                "was loaded: load_readout() it anew, and calibrate with that"
+            )
 
     @property
     def norm_module(self) -> nn.Module:
@@ -69,7 +91,8 @@ class Readout:
 
         handle = self.norm_module.register_forward_pre_hook(stop, with_kwargs=True)
         try:
-            self.model(input_ids=input_ids.to(input_device(self.model)), use_cache=False)
+            with forward_errors(type(self.model).__name__, input_ids):
+                self.model(input_ids=input_ids.to(input_device(self.model)), use_cache=False)
         except _Captured:
             pass
         finally:
@@ -89,6 +112,11 @@ class Readout:
                 f"finite at {self.norm.name}: the weights or the dtype overflow; try --dtype float32"
             )
         return u
+
+
+def _writes(tensor: torch.Tensor) -> int:
+    """How often a tensor was written to in place; inference tensors do not count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 class _Captured(Exception):
@@ -131,7 +159,10 @@ def load_readout(model: Any, input_ids: torch.Tensor | None = None) -> Readout:
         find_transform(seen, numbers, name),
     )
     tied = head.weight.data_ptr() == model.get_input_embeddings().weight.data_ptr()
-    readout = Readout(model, names[head], norm, unembedding, tied, float("nan"))
+    # Views share the count of writes, and stay what was folded while a truncation is applied.
+    folded = [t.detach() for module in (head, seen.norm) for t in module.parameters()]
+    weights = tuple((t, _writes(t)) for t in folded)
+    readout = Readout(model, names[head], norm, unembedding, tied, float("nan"), weights)
     u = readout.states(input_ids)
     readout = replace(readout, error=_prove(seen, u.flatten(0, 1), readout, head, name))
     _prove_causal(readout, input_ids, u, name)

@@ -158,6 +158,29 @@ def _ends(statistic: Statistic | None) -> list[float] | None:
     return None if ends is None else list(ends)
 
 
+def check_report_target(directory: Path, overwrite: bool) -> None:
+    """Refuse to replace files in a folder, unless they are an earlier report that may be overwritten.
+
+    Raises:
+        InputError: A file of a report's name is there, and is not ours or not to be replaced.
+    """
+    there = [name for name in (REPORT_FILE, DOCUMENTS_FILE) if (directory / name).exists()]
+    if not there:
+        return
+    if not _is_report(directory):
+        raise InputError(f"{directory / there[0]} is not a report of csprune's: choose another -o")
+    if not overwrite:
+        raise InputError(f"{directory} holds a report already: choose another -o, or add --overwrite")
+
+
+def _is_report(directory: Path) -> bool:
+    try:
+        report = json.loads((directory / REPORT_FILE).read_text(encoding="utf-8"))
+        return {"schema", "protocol", "base_loss", "truncations"} <= set(report)
+    except (OSError, ValueError, TypeError):
+        return False
+
+
 def write_report(directory: str | Path, evaluation: Evaluation, report: dict[str, Any]) -> None:
     """Write `documents.parquet` and `report.json` into a folder, which is made if need be.
 

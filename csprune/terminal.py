@@ -86,6 +86,11 @@ def print_sizes(details: dict[str, Any], output: Path) -> None:
     ):
         change = after[key] / before[key] - 1
         sizes.add_row(label, f"{before[key]:,}", f"{after[key]:,}", f"{change:+.1%}")
+    if details["stored_loss_change"] is not None:
+        click.echo(
+            f"\nAs stored, its factors rounded to {details['dtype']}, the loss change is "
+            f"{details['stored_loss_change']:+.4f} nats."
+        )
     click.echo()
     Console().print(sizes)
     if details["tied"]:

@@ -78,7 +78,8 @@ def trace(model: Any, head: nn.Module, input_ids: torch.Tensor, name: str) -> Tr
                 hooks.append(module.register_forward_hook(after))
         hooks.append(head.register_forward_pre_hook(at_head, with_kwargs=True))
         hooks.append(head.register_forward_hook(after_head))
-        result = model(input_ids=input_ids.to(input_device(model)), use_cache=False)
+        with forward_errors(name, input_ids):
+            result = model(input_ids=input_ids.to(input_device(model)), use_cache=False)
     logits = getattr(result, "logits", None)
     if "output" not in seen or not isinstance(logits, torch.Tensor):
         raise InputError(f"{name} does not run its output embedding: csprune cannot follow its logits")
@@ -169,6 +170,26 @@ def first_tensor(args: tuple, kwargs: dict) -> Any:
 def input_device(model: Any) -> torch.device:
     """Where input ids belong."""
     return model.get_input_embeddings().weight.device
+
+
+@contextmanager
+def forward_errors(name: str, input_ids: torch.Tensor) -> Iterator[None]:
+    """Give what a model raises at an input it cannot take one form.
+
+    Raises:
+        InputError: With the architecture, the input's shape and the model's own reason.
+    """
+    try:
+        yield
+    except (RuntimeError, IndexError, ValueError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:160]
+        if isinstance(error, torch.OutOfMemoryError) or "memory" in reason:
+            raise
+        documents, length = input_ids.shape
+        raise InputError(
+            f"{name} cannot read {documents} x {length} tokens ({type(error).__name__}: {reason}): "
+            "choose a shorter --sequence-length, or the architecture is not supported"
+        ) from error
 
 
 @contextmanager

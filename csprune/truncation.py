@@ -213,6 +213,7 @@ def truncate(
             applied to the model at the time.
     """
     method = canonical_method(method)
+    readout.check_unchanged()
     unembedding = readout.unembedding
     if (rank is None) == (removed is None):
         raise InputError("give either rank or removed to truncate()")

@@ -108,8 +108,8 @@ def model_card(details: Mapping[str, Any], report: dict[str, Any] | None, origin
     visited, width = details.get("effective_rank"), details["removed"] + details["kept"]
     if visited is not None and visited < width:
         lines += [
-            f"**The calibration states span only {visited} of the {width} directions**; the others were taken "
-            "as never used. Calibrate on more text.",
+            f"**The calibration states span only {visited} of the {width} directions**; the others were "
+            "taken as never used. Calibrate on more text.",
             "",
         ]
     lines += [
@@ -131,7 +131,7 @@ def _evaluation(report: Mapping[str, Any], details: Mapping[str, Any]) -> list[s
         lines.append(f"Evaluated on {corpus['documents']} documents of `{corpus['source']}`.")
     if details.get("stored_loss_change") is not None:
         lines.append(
-            f"These are the figures of the truncation itself. With its factors rounded to {details['dtype']}, "
+            f"These figures are the truncation's own. With its factors rounded to {details['dtype']}, "
             f"as they are stored here, the loss change is {details['stored_loss_change']:+.4f} nats."
         )
     return [" ".join(lines), ""] if lines else []

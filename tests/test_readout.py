@@ -366,3 +366,37 @@ def test_a_model_that_no_longer_reaches_its_norm_is_an_error() -> None:
     model.forward = lambda **_kwargs: None
     with pytest.raises(CspruneError, match="did not reach its final norm model.norm"):
         readout.states(IDS)
+
+
+def test_a_readout_of_weights_changed_since_is_refused() -> None:
+    """Folded once, a gain or head that is trained on would be measured and exported as it was."""
+    windows = csprune.read_windows(tiny.tokenizer(), tiny.texts(6), documents=6, sequence_length=16)
+    for name in ("lm_head.weight", "model.norm.weight"):
+        model = tiny.make("llama")
+        readout = load_readout(model)
+        truncation = csprune.truncate(
+            readout, csprune.calibrate(model, windows, readout=readout), "fisher", 0.2
+        )
+        readout.check_unchanged()  # control: reading and truncating write nothing
+        with csprune.apply(model, truncation):
+            readout.check_unchanged()
+        with torch.no_grad():
+            model.get_parameter(name).mul_(2)
+        held_out = csprune.read_windows(tiny.tokenizer(), tiny.texts(6, 1), documents=6, sequence_length=16)
+        for use in (
+            lambda m=model, r=readout: csprune.calibrate(m, windows, readout=r),
+            lambda r=readout, t=truncation: csprune.truncate(r, t.calibration, "fisher", 0.2),
+            lambda m=model, t=truncation, h=held_out: csprune.evaluate(m, h, [t]),
+        ):
+            with pytest.raises(InputError, match="changed since its readout"):
+                use()
+
+
+def test_an_input_that_the_model_cannot_read_is_one_line() -> None:
+    model = tiny.make("gpt2")
+    readout = load_readout(model)
+    longest = model.config.max_position_embeddings
+    readout.states(torch.zeros(1, longest, dtype=torch.int64))  # control
+    with pytest.raises(InputError, match="GPT2LMHeadModel cannot read 1 x") as caught:
+        readout.states(torch.zeros(1, longest + 1, dtype=torch.int64))
+    assert "\n" not in str(caught.value)

@@ -13,10 +13,12 @@ import sys
 import time
 from pathlib import Path
 
+import exports
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import tiny
+import torch
 from commands import PROGRESS, Run, csprune_command, write_jsonl
 
 import csprune
@@ -625,3 +627,24 @@ def test_evaluate_never_replaces_what_is_no_report(place: Path, calibrated: Path
         run = csprune_command(*command, "-o", tmp_path, *overwrite)
         assert run.status == 2 and str(mine) in run.message
         assert mine.read_bytes() == b"mine"
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float32"])
+def test_a_low_precision_checkpoint_is_also_measured_as_stored(
+    stored: str, place: Path, tmp_path: Path
+) -> None:
+    tiny.save(tiny.make("llama_tied").to(getattr(torch, stored)), tmp_path / "model")
+    text = ("--calibration-data", place / "docs.jsonl", "--evaluation-data", place / "other.jsonl")
+    with exports.unverified():
+        run = csprune_command(
+            "compress", tmp_path / "model", *BOTH, *text, *LENGTH, "-o", tmp_path / "out", "--json"
+        )
+    report = json.loads(run.out)
+    exact = report["truncations"][0]["loss_change"]["mean"]
+    measured = report["export"]["stored_loss_change"]
+    card = (tmp_path / "out" / "README.md").read_text()
+    if stored == "float32":  # control: nothing is rounded, and nothing said of it
+        assert measured is None and "as they are stored" not in card
+    else:
+        assert measured != exact and abs(measured - exact) < 0.05
+        assert f"as they are stored here, the loss change is {measured:+.4f} nats" in card

@@ -8,7 +8,7 @@ additional directions. (README, Definitions; paper, Section 2.2 and 5.1.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,21 +124,13 @@ def evaluate(
     ]
     with torch.no_grad():
         mapped = _map(unembedding, families)
-        for first in range(0, len(windows), batch_size):
-            if progress:
-                progress(first, len(windows))
-            batch = slice(first, min(first + batch_size, len(windows)))
-            start = windows.sequence_length - 1 if positions == "last" else skip_first
-            u = readout.states(windows.input_ids[batch])[:, start:]
-            targets = windows.target_ids[batch, start:].to(u.device)
+        for batch, u, targets in _batches(readout, windows, positions, skip_first, batch_size, progress):
             shape = targets.shape
             loss, figures = _measure(unembedding, u.flatten(0, 1), targets.flatten(), mean, families, mapped)
             base[batch] = loss.view(shape).mean(1).cpu()
             for of_documents, of_tokens in zip(values, figures, strict=True):
                 for m, each in of_tokens.items():
                     of_documents[m][:, batch] = each.view(len(QUANTITIES), *shape).mean(2).cpu()
-        if progress:
-            progress(len(windows), len(windows))
     measurements = [
         Measurement(
             entry.method,
@@ -194,15 +186,10 @@ def stored_loss(
     factors = truncation.factors(dtype)
     up, down, offset = (f.to(unembedding.compute_dtype) for f in (factors.up, factors.down, factors.offset))
     chunk = max(1, CHUNK_ELEMENTS // unembedding.vocabulary)
-    start = windows.sequence_length - 1 if positions == "last" else skip_first
+    batches = _batches(truncation.readout, windows, positions, skip_first, batch_size, progress)
     losses: list[torch.Tensor] = []
     with torch.no_grad():
-        for first in range(0, len(windows), batch_size):
-            if progress:
-                progress(first, len(windows))
-            batch = slice(first, first + batch_size)
-            u = truncation.readout.states(windows.input_ids[batch])[:, start:]
-            targets = windows.target_ids[batch, start:].to(u.device)
+        for _, u, targets in batches:
             parts = zip(u.flatten(0, 1).split(chunk), targets.flatten().split(chunk), strict=True)
             of_tokens = []
             for part, next_tokens in parts:
@@ -212,9 +199,27 @@ def stored_loss(
                 log_p, _ = log_softmax(logits)
                 of_tokens.append(-log_p.gather(1, next_tokens.unsqueeze(1)).double())
             losses.append(torch.cat(of_tokens).view(targets.shape).mean(1).cpu())
+    return torch.cat(losses).numpy()
+
+
+def _batches(
+    readout: Readout,
+    windows: Windows,
+    positions: str,
+    skip_first: int,
+    batch_size: int,
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
+    """Rows of a batch of documents, their states u [documents, positions, q] and targets to measure."""
+    start = windows.sequence_length - 1 if positions == "last" else skip_first
+    for first in range(0, len(windows), batch_size):
+        if progress:
+            progress(first, len(windows))
+        batch = slice(first, min(first + batch_size, len(windows)))
+        u = readout.states(windows.input_ids[batch])[:, start:]
+        yield batch, u, windows.target_ids[batch, start:].to(u.device)
     if progress:
         progress(len(windows), len(windows))
-    return torch.cat(losses).numpy()
 
 
 def _check(model: Any, windows: Windows, truncations: Sequence[Truncation], random_subspaces: int) -> Readout:

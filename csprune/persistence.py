@@ -31,6 +31,15 @@ def write_statistics(path: Path, header: dict[str, Any], tensors: dict[str, torc
     _write(path, _FINISHED, header, tensors)
 
 
+def is_calibration(path: Path) -> bool:
+    """Whether a file is a finished calibration: a mistaken output must not cost anybody a checkpoint."""
+    try:
+        with safetensors.safe_open(path, framework="pt") as file:
+            return _FINISHED in (file.metadata() or {})
+    except (safetensors.SafetensorError, OSError):
+        return False
+
+
 def read_statistics(path: Path, schema: int) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """Header and tensors of a finished calibration.
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-
 from csprune.calibration import BATCH_SIZE
 from csprune.errors import InputError
 from csprune.evaluation import RANDOM_SUBSPACES
+from csprune.persistence import is_calibration
 from csprune.truncation import removed_directions
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -19,7 +18,6 @@ PROTOCOLS: dict[str, dict[str, Any]] = {
     "paper": {"documents": 512, "evaluation_documents": 1024, "positions": "last"},
 }
 DEMO = "demo"
-_CALIBRATION_KEY = "csprune_calibration"
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def check_target(out: Path, kind: str) -> None:
     if kind == "file":
         if out.is_dir() or not out.absolute().parent.is_dir():
             raise InputError(f"{out} cannot be written: give a file in a folder that exists")
-        if out.exists() and not _is_calibration(out):
+        if out.exists() and not is_calibration(out):
             raise InputError(f"{out} is no calibration, so it is not replaced: choose another -o")
     place = out.absolute().parent if kind == "file" else out.absolute()
     while not place.exists():
@@ -103,12 +101,3 @@ def check_target(out: Path, kind: str) -> None:
         raise InputError(f"{out} cannot be a folder, for {place} is a file: choose another -o")
     if not os.access(place, os.W_OK | os.X_OK):
         raise InputError(f"{out} cannot be written, for {place} is read-only to you: choose another -o")
-
-
-def _is_calibration(path: Path) -> bool:
-    """Whether `calibrate` wrote this file: a mistaken -o must not cost anybody a checkpoint."""
-    try:
-        with safetensors.safe_open(path, framework="pt") as file:
-            return _CALIBRATION_KEY in (file.metadata() or {})
-    except (safetensors.SafetensorError, OSError):
-        return False

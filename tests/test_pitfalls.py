@@ -1,6 +1,13 @@
 """What users of neighbouring tools report, each a case for us, in the order of that list.
 
-Cases that another file tests are named in the docstrings here and not repeated.
+Cases that another file tests are named here or in the docstrings, and not repeated:
+
+3: test_cli.py: test_compress_shows_what_a_person_asks_for; the stored sizes in the export's tests.
+4: test_demo_model.py: the peak of a calibration; the export's own tests: the peak of an export.
+8: test_lm_eval.py (the harness ties again whatever says so) and the export's tests.
+9: test_models.py: test_a_bias_that_the_class_would_leave_out; ours is called `offset` (test_hf.py).
+10: test_unembedding.py and test_changes.py; full rank gives the original logits: test_truncation.py.
+14: No tokenizer, `.bin` only, encoder-decoder, masked, truncated before: test_models.py.
 """
 
 from __future__ import annotations
@@ -101,14 +108,6 @@ def test_2_no_document_is_dropped_for_its_value() -> None:
         csprune.summarise(evaluation)
 
 
-def test_3_size_before_and_after_is_reported() -> None:
-    """test_cli.py: test_compress_shows_what_a_person_asks_for; the stored sizes in the export's tests."""
-
-
-def test_4_memory() -> None:
-    """test_demo_model.py: the peak of a calibration; the export's own tests: the peak of an export."""
-
-
 @pytest.mark.parametrize("bos", [True, False])
 def test_5_bos_comes_once_or_never_and_is_recorded(bos: bool, tmp_path: Path) -> None:
     """(Its loss of 2 nats on Gemma was a BOS left out; lm-evaluation-harness: test_lm_eval.py.)"""
@@ -175,18 +174,6 @@ def test_7_nothing_is_pickled() -> None:
     for path in Path(csprune.__file__).parent.glob("*.py"):
         assert offences(path.read_text()) == [], path.name
     assert offences("import pickle\ntorch.load(x)") == ["pickle", "torch.load"]  # control
-
-
-def test_8_a_head_that_differs_while_the_config_says_tied() -> None:
-    """test_lm_eval.py (the harness ties again whatever says so) and the export's tests."""
-
-
-def test_9_a_bias_that_is_dropped() -> None:
-    """test_models.py: test_a_bias_that_the_class_would_leave_out; ours is called `offset` (test_hf.py)."""
-
-
-def test_10_centring_and_soft_caps() -> None:
-    """test_unembedding.py and test_measures.py; full rank gives the original logits: test_truncation.py."""
 
 
 def test_11_logits_are_float32_products_not_rounded_ones() -> None:
@@ -266,7 +253,3 @@ def test_14_short_and_empty_documents_are_counted(folder: Path, tmp_path: Path) 
     assert "evaluation documents were" not in run.out
     corpus = json.loads((tmp_path / "r/report.json").read_text())["protocol"]["calibration"]["corpus"]
     assert (corpus["documents"], corpus["too_short"], corpus["seen"]) == (12, 2, 14)
-
-
-def test_14_the_rest() -> None:
-    """No tokenizer, `.bin` only, encoder-decoder, masked, truncated before: test_models.py."""

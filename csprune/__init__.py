@@ -14,6 +14,7 @@ from importlib.metadata import version
 
 from csprune import hf as _hf  # noqa: F401  registers the loader
 from csprune.calibration import Calibration, calibrate
+from csprune.comparisons import summarise
 from csprune.corpus import Windows, read_windows
 from csprune.errors import CspruneError, InputError
 from csprune.evaluation import evaluate
@@ -22,9 +23,8 @@ from csprune.head import apply
 from csprune.measurement import Evaluation
 from csprune.models import load_model
 from csprune.readout import Readout, load_readout
-from csprune.report import summarise
 from csprune.tables import table
-from csprune.truncation import STRATEGIES, Truncation, truncate
+from csprune.truncation import STRATEGIES, Truncation, overlap, truncate
 
 __version__ = version("csprune")
 
@@ -43,6 +43,7 @@ __all__ = [
     "export",
     "load_model",
     "load_readout",
+    "overlap",
     "read_windows",
     "summarise",
     "table",

@@ -148,6 +148,13 @@ class Calibration:
         except (KeyError, TypeError) as error:
             raise InputError(f"{path} lacks statistics ({error}): calibrate again") from error
 
+    def same_as(self, details: dict[str, Any]) -> bool:
+        """Whether a calibration of these details read the same text with the same weights and settings."""
+        keys = ("fingerprint", "dtype", "positions", "skip_first")
+        return all(self.details[k] == details.get(k) for k in keys) and _texts(self.details) == _texts(
+            details
+        )
+
     def check_model(self, readout: Readout) -> None:
         """Refuse a calibration of another model.
 
@@ -286,6 +293,12 @@ def predictions(unembedding: Unembedding, u: torch.Tensor) -> tuple[torch.Tensor
     check_finite(logits)
     slope = unembedding.transform.slope(logits)
     return log_softmax(logits)[1], slope
+
+
+def _texts(details: dict[str, Any]) -> list[str]:
+    """Identities of the texts, in no order: sums do not know one."""
+    corpus = details["corpus"]
+    return sorted(part["identity"] for part in corpus.get("merged", [corpus]))
 
 
 def _clone(sums: Sums) -> Sums:

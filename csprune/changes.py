@@ -38,6 +38,7 @@ class Prediction:
         targets: The true next tokens, int64 [tokens, 1].
         top: The most probable tokens, int64 [tokens, 1].
         loss: -log p(y), nats, float64 [tokens].
+        entropy: -sum p log p, nats, float64 [tokens].
     """
 
     unembedding: Unembedding
@@ -47,6 +48,7 @@ class Prediction:
     targets: torch.Tensor
     top: torch.Tensor
     loss: torch.Tensor
+    entropy: torch.Tensor
 
     @classmethod
     def of(cls, unembedding: Unembedding, u: torch.Tensor, targets: torch.Tensor) -> Prediction:
@@ -68,6 +70,7 @@ class Prediction:
             targets,
             log_p.argmax(1, keepdim=True),
             -log_p.gather(1, targets).squeeze(1).double(),
+            -torch.linalg.vecdot(p, log_p).double(),
         )
 
 
@@ -96,6 +99,49 @@ def check_finite(logits: torch.Tensor) -> None:
             f"the logits of {int((~finite).sum())} of {len(finite)} tokens of one chunk are not finite: "
             "check the model's weights, or run it in --dtype float32"
         )
+
+
+def measure_logits(
+    prediction: Prediction, logits: torch.Tensor, head_output: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Measure another model's logits against the prediction, in float64.
+
+    Args:
+        prediction: Of the tokens.
+        logits: [tokens, V], finite.
+        head_output: The other head's output [tokens, V] before a soft cap; needed where there is one.
+
+    Returns:
+        The `QUANTITIES`, float64 [5, tokens]. F is that of the whole change of the logits, rounding included.
+
+    Raises:
+        CspruneError: Logits that are not finite, with the count of tokens.
+    """
+    check_finite(logits)
+    logits = logits.double()
+    log_p = prediction.log_probabilities.double()
+    log_p = log_p - log_p.logsumexp(1, keepdim=True)
+    p = log_p.exp()
+    change = logits - log_p
+    centred = change - change.mean(1, keepdim=True)
+    change = change - change.gather(1, prediction.top)
+    first_order = change
+    if prediction.before_cap is not None:
+        assert head_output is not None  # the caller's part
+        transform = prediction.unembedding.transform
+        slope = transform.slope(transform(prediction.before_cap.double()))
+        assert slope is not None  # there is a cap
+        first_order = slope * (head_output.double() - prediction.before_cap)
+    mean = (p * first_order).sum(1, keepdim=True)
+    normaliser = (log_p + change).logsumexp(1)
+    figures = {
+        "loss_change": normaliser - change.gather(1, prediction.targets).squeeze(1),
+        "logit_distance": centred.square().sum(1),
+        "fisher_term": (p * (first_order - mean).square()).sum(1) / 2,
+        "prediction_change": (normaliser - (p * change).sum(1)).clamp_min(0),
+        "top1_agreement": (logits.gather(1, prediction.top).squeeze(1) >= logits.amax(1)).double(),
+    }
+    return torch.stack([figures[name] for name in QUANTITIES])
 
 
 def measure_nested(

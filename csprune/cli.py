@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,114 +14,12 @@ import torch
 import transformers
 
 from csprune import jobs
-from csprune.calibration import BATCH_SIZE, POSITIONS
 from csprune.errors import CspruneError, InputError
-from csprune.evaluation import RANDOM_SUBSPACES
 from csprune.export import FORMATS
-from csprune.models import DTYPES
-from csprune.settings import PROTOCOLS, Settings
+from csprune.options import PATH, calibration_options, evaluation_options, methods_option, model_options
+from csprune.settings import Settings
 from csprune.terminal import Terminal, print_result, print_sizes
-from csprune.truncation import ALIASES, STRATEGIES, canonical_method
-
-DEFAULT_RANKS = (0.05, 0.1, 0.2)
-_PATH = click.Path(path_type=Path)
-_LARGEST_SEED = 2**32 - 1
-
-
-def _options(*decorators: Callable) -> Callable:
-    def apply(function: Callable) -> Callable:
-        for decorator in reversed(decorators):
-            function = decorator(function)
-        return function
-
-    return apply
-
-
-def _count(name: str, least: int, text: str, **settings: Any) -> Callable:
-    return click.option(name, type=click.IntRange(min=least), metavar="N", help=text, **settings)
-
-
-def _methods_option(text: str, **settings: Any) -> Callable:
-    names = ", ".join([*STRATEGIES, *(f"{alias} (= {method})" for alias, method in ALIASES.items())])
-    return click.option(
-        "--method",
-        "methods",
-        type=click.Choice([*STRATEGIES, *ALIASES]),
-        metavar="METHOD",
-        multiple=True,
-        help=f"{text} One of {names}.",
-        **settings,
-    )
-
-
-_model_options = _options(
-    click.argument("model"),
-    click.option("--revision", metavar="NAME", help="Branch, tag or commit of a hub repository."),
-    click.option(
-        "--dtype",
-        type=click.Choice(list(DTYPES)),
-        help="Of the model's body; norm and head are always recomputed in float32.  [default: float32]",
-    ),
-    click.option("--device", metavar="NAME", help="A torch device, such as cuda.  [default: cpu]"),
-    click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the checkpoint."),
-    _count("--batch-size", 1, "Documents run at once.", default=BATCH_SIZE, show_default=True),
-)
-_calibration_options = _options(
-    click.option(
-        "--data",
-        metavar="TEXT",
-        help="demo, FILE.txt, FILE.jsonl[:FIELD], FILE.parquet[:FIELD], a folder, or "
-        "hf:NAME:CONFIG:SPLIT:FIELD. Each document goes to calibration or evaluation by its hash. "
-        "compress and evaluate use demo where no text is named.",
-    ),
-    click.option(
-        "--calibration-data", metavar="TEXT", help="Text to calibrate on, whole, instead of a part of --data."
-    ),
-    click.option(
-        "--protocol",
-        type=click.Choice(list(PROTOCOLS)),
-        default="quick",
-        show_default=True,
-        help="quick: 128 + 128 documents, all positions; paper: 512 + 1024, last position.",
-    ),
-    _count("--documents", 2, "Calibration documents, at most; the protocol decides by default."),
-    _count("--sequence-length", 1, "Tokens of each document.  [default: 128]"),
-    click.option(
-        "--positions",
-        type=click.Choice(POSITIONS),
-        help="Where predictions are taken; the protocol decides by default.",
-    ),
-    _count("--skip-first", 0, "Positions left out at each document's beginning.  [default: 0]"),
-)
-_evaluation_options = _options(
-    click.option(
-        "--evaluation-data", metavar="TEXT", help="Text to evaluate on, whole, instead of a part of --data."
-    ),
-    _count("--evaluation-documents", 2, "Evaluation documents, at most; the protocol decides by default."),
-    click.option(
-        "--calibration",
-        type=_PATH,
-        metavar="FILE",
-        help="Made by `csprune calibrate`, instead of calibration text.",
-    ),
-    click.option(
-        "--seed",
-        type=click.IntRange(0, _LARGEST_SEED),
-        metavar="N",
-        default=0,
-        show_default=True,
-        help="Of random subspaces and resampling.",
-    ),
-    _count(
-        "--random-subspaces",
-        1,
-        "Random subspaces that each figure stands beside.",
-        default=RANDOM_SUBSPACES,
-        show_default=True,
-    ),
-    click.option("--overwrite", is_flag=True, help="Replace an earlier output."),
-    click.option("--json", "as_json", is_flag=True, help="Print the report alone, as JSON."),
-)
+from csprune.truncation import canonical_method
 
 
 class _Commands(click.Group):
@@ -153,7 +51,7 @@ def cli() -> None:
     "  csprune compress demo --rank 0.2 --method fisher\n"
     "  csprune compress ./my-model --rank 0.1 --method whitened --data corpus.jsonl -o small"
 )
-@_model_options
+@model_options
 @click.option(
     "--rank",
     "ranks",
@@ -163,12 +61,12 @@ def cli() -> None:
     required=True,
     help="Fraction of the head's directions to remove.",
 )
-@_methods_option("How the directions are chosen.", required=True)
+@methods_option("How the directions are chosen.", required=True)
 @click.option(
-    "-o", "--output", type=_PATH, metavar="OUT", help="Folder to write.  [default: ./MODEL-METHOD-RANK]"
+    "-o", "--output", type=PATH, metavar="OUT", help="Folder to write.  [default: ./MODEL-METHOD-RANK]"
 )
-@_calibration_options
-@_evaluation_options
+@calibration_options
+@evaluation_options
 @click.option(
     "--export",
     "export_format",
@@ -210,10 +108,10 @@ def _base_name(model: str) -> str:
     "  csprune calibrate demo --data demo -o demo.safetensors\n"
     "  csprune compress demo --rank 0.2 --method fisher --calibration demo.safetensors"
 )
-@_model_options
-@_calibration_options
+@model_options
+@calibration_options
 @click.option(
-    "-o", "--output", type=_PATH, metavar="FILE", required=True, help="The .safetensors file to write."
+    "-o", "--output", type=PATH, metavar="FILE", required=True, help="The .safetensors file to write."
 )
 def calibrate(output: Path, **options: Any) -> None:
     """Accumulate MODEL's statistics over text and save them in FILE.
@@ -230,26 +128,28 @@ def calibrate(output: Path, **options: Any) -> None:
 
 
 @cli.command(
-    epilog="\b\nExample:\n  csprune evaluate demo --rank 0.05 --rank 0.2 --data demo -o report",
+    epilog="\b\nExamples:\n"
+    "  csprune evaluate demo --rank 0.05 --rank 0.2 --data demo -o report\n"
+    "  csprune evaluate ./my-model ./smaller --data corpus.jsonl -o report"
 )
-@_model_options
+@model_options
+@click.argument("outputs", metavar="[OUT]...", nargs=-1)
 @click.option(
     "--rank",
     "ranks",
     type=float,
     metavar="FRACTION",
     multiple=True,
-    default=DEFAULT_RANKS,
-    show_default=True,
-    help="Fraction of the head's directions to remove; repeat for several.",
+    help="Fraction of the head's directions to remove; repeat for several.  [default: 0.05, 0.1, 0.2]",
 )
-@_methods_option("Repeat for several; random always stands beside them.  [default: all]")
+@methods_option("Repeat for several; random always stands beside them.  [default: all]")
 @click.option(
-    "-o", "--output", type=_PATH, metavar="DIR", required=True, help="Folder to write the report into."
+    "-o", "--output", type=PATH, metavar="DIR", required=True, help="Folder to write the report into."
 )
-@_calibration_options
-@_evaluation_options
+@calibration_options
+@evaluation_options
 def evaluate(
+    outputs: Sequence[str],
     ranks: Sequence[float],
     methods: Sequence[str],
     output: Path,
@@ -257,10 +157,14 @@ def evaluate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compare truncations of MODEL on held-out text, without writing a checkpoint."""
+    """Compare truncations of MODEL on held-out text, without writing a checkpoint.
+
+    Each OUT, a checkpoint that compress made from MODEL, is also measured as it loads; with any, and without
+    --rank and --method, nothing else is but its own truncation in memory.
+    """
     settings = Settings(**options)
     result = jobs.evaluate_job(
-        settings, list(methods or STRATEGIES), list(ranks), output, overwrite, Terminal()
+        settings, list(methods), list(ranks), list(outputs), output, overwrite, Terminal()
     )
     print_result(result, as_json)
     if not as_json:

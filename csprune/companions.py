@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Set
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from csprune import hf
 from csprune.checkpoint import Checkpoint, copy_file
+from csprune.errors import InputError
+from csprune.report import REPORT_FILE
 from csprune.truncation import Truncation
 
 # Other copies of the original's weights: carried over, they would pass for the truncated model's.
@@ -74,6 +77,48 @@ def is_output(folder: Path) -> bool:
         return config["quantization_config"]["quant_method"] == hf.QUANT_METHOD
     except (OSError, ValueError, KeyError, TypeError):
         return False
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a checkpoint that csprune wrote says of itself.
+
+    Attributes:
+        path: As it was given.
+        method: Canonical name.
+        rank: Fraction removed.
+        removed: Directions removed.
+        kept: Directions kept.
+        calibration: Details of the calibration it was made from; None where its report is gone.
+        documents: Ids of the documents that it read.
+    """
+
+    path: str
+    method: str
+    rank: float
+    removed: int
+    kept: int
+    calibration: dict[str, Any] | None
+    documents: tuple[str, ...]
+
+
+def read_output(path: str) -> Output:
+    """Read what an exported checkpoint says of itself.
+
+    Raises:
+        InputError: The folder is no export of csprune's.
+    """
+    folder = Path(path).expanduser()
+    if not is_output(folder):
+        raise InputError(f"{path} is no checkpoint that csprune wrote: give the OUT of `csprune compress`")
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))["quantization_config"]
+    try:
+        report = json.loads((folder / REPORT_FILE).read_text(encoding="utf-8"))
+        calibration, documents = (report["export"][k] for k in ("calibration", "calibration_documents"))
+    except (OSError, ValueError, KeyError, TypeError):
+        calibration, documents = None, ()
+    truncation = {name: config[name] for name in ("method", "rank", "removed", "kept")}
+    return Output(path, **truncation, calibration=calibration, documents=tuple(documents))
 
 
 def carry_over(source: Path, folder: Path, written: Set[str]) -> None:

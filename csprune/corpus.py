@@ -34,6 +34,7 @@ class Windows:
         too_short: of these, left out because they have fewer than sequence_length + 1 tokens.
         bos: every window begins with the tokenizer's BOS token.
         tokenizer_size: `len(tokenizer)`, added tokens included.
+        unmatched: long enough, but left out so that the two confirmation blocks are equal.
         binary_files: files of a folder left out because they hold no text.
     """
 
@@ -48,6 +49,7 @@ class Windows:
     bos: bool
     tokenizer_size: int
     binary_files: int = 0
+    unmatched: int = 0
 
     def __len__(self) -> int:
         """The number of documents."""
@@ -75,6 +77,7 @@ class Windows:
             "documents": len(self),
             "seen": self.seen,
             "too_short": self.too_short,
+            "unmatched": self.unmatched,
             "binary_files": self.binary_files,
             "sequence_length": self.sequence_length,
             "bos": self.bos,
@@ -90,6 +93,7 @@ def read_windows(
     documents: int = 128,
     sequence_length: int = 128,
     block: str = "all",
+    equal_blocks: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> Windows:
     """Reads the first `documents` documents of `source` that are long enough, and no further.
@@ -107,6 +111,8 @@ def read_windows(
             2; `calibration` uses only the third of the documents that their hash assigns there;
             `confirmation` takes half of `documents` (block 1 the odd one) from each of the two
             other thirds, in the order of the source.
+        equal_blocks: as many documents of confirmation block 1 as of 2: half of `documents` each, or
+            as many as the block with fewer has (the last ones of the other are left out).
         progress: called with (found, wanted) at the start and after each window found.
 
     Returns:
@@ -122,7 +128,7 @@ def read_windows(
     if block not in BLOCKS:
         raise InputError(f"block {block!r} is unknown: use one of {', '.join(BLOCKS)}")
 
-    wanted = _wanted(block, documents)
+    wanted = _wanted(block, documents, equal_blocks)
     found: Counter[int] = Counter()
     rows: list[torch.Tensor] = []
     document_ids: list[str] = []
@@ -149,13 +155,26 @@ def read_windows(
         blocks.append(assigned)
         if progress is not None:
             progress(len(rows), documents)
-        if len(rows) == documents:
+        if len(rows) == documents or found.total() == sum(wanted.values()):
             break
     name = source_name(source)
     if not rows:
         raise InputError(
             _nothing_found(name, block, read, seen, longest, binary_files, wanted=sequence_length + 1)
         )
+
+    unmatched = 0
+    if equal_blocks and block != "calibration":
+        kept = _in_equal_blocks(blocks)
+        if not kept:
+            raise InputError(
+                f"{name}: all {len(rows)} documents that are long enough fall into one of the two "
+                "confirmation blocks, which are to be equal: give more documents"
+            )
+        unmatched = len(rows) - len(kept)
+        rows = [rows[place] for place in kept]
+        document_ids = [document_ids[place] for place in kept]
+        blocks = [blocks[place] for place in kept]
 
     ids = torch.stack(rows)
     bos_id = tokenizer.bos_token_id
@@ -167,7 +186,8 @@ def read_windows(
         source=name,
         block=block,
         seen=seen,
-        too_short=seen - len(rows),
+        too_short=seen - unmatched - len(rows),
+        unmatched=unmatched,
         bos=isinstance(bos_id, int) and bool(ids[:, 0].eq(bos_id).all()),
         tokenizer_size=len(tokenizer),
         binary_files=binary_files,
@@ -205,13 +225,22 @@ def check_fits(windows: Windows, vocabulary: int, positions: int | None, name: s
         )
 
 
-def _wanted(block: str, documents: int) -> dict[int, int]:
+def _wanted(block: str, documents: int, equal_blocks: bool) -> dict[int, int]:
     """How many documents of each block to take; `all` is limited by the total alone."""
+    if equal_blocks and block != "calibration":
+        return {0: 0, 1: documents // 2, 2: documents // 2}
     return {
         "all": {1: documents, 2: documents},
         "calibration": {0: documents, 1: 0, 2: 0},
         "confirmation": {0: 0, 1: (documents + 1) // 2, 2: documents // 2},
     }[block]
+
+
+def _in_equal_blocks(blocks: list[int]) -> list[int]:
+    """Places of the documents to keep: of each confirmation block as many as the smaller one has."""
+    fewest = min(blocks.count(1), blocks.count(2))
+    first, second = ([place for place, block in enumerate(blocks) if block == b][:fewest] for b in (1, 2))
+    return sorted(first + second)
 
 
 def _assign(text: str, *, whole: bool) -> int:

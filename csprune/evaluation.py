@@ -8,16 +8,16 @@ additional directions. (README, Definitions; paper, Section 2.2 and 5.1.)
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 
+from csprune.batches import CHUNK_ELEMENTS, batches
 from csprune.calibration import BATCH_SIZE, check_run
-from csprune.changes import Prediction, check_finite, log_softmax, measure_nested
+from csprune.changes import Prediction, measure_nested
 from csprune.corpus import Windows, count_shared
 from csprune.errors import InputError
 from csprune.identity import model_name, versions
@@ -28,8 +28,6 @@ from csprune.truncation import Truncation
 from csprune.unembedding import Unembedding
 
 RANDOM_SUBSPACES = 8
-# Elements of a [tokens, V] matrix held at once (32 MiB in float32).
-CHUNK_ELEMENTS = 1 << 23
 
 
 @dataclass(frozen=True)
@@ -117,17 +115,19 @@ def evaluate(
     readout = _check(model, windows, truncations, random_subspaces)
     unembedding, mean = readout.unembedding, truncations[0].mean_state
     entries, families = _plan(readout, truncations, random_subspaces, seed)
-    base = torch.zeros(len(windows), dtype=torch.float64)
+    base = torch.zeros(2, len(windows), dtype=torch.float64)
     values: list[_Figures] = [
         {m: torch.zeros(len(QUANTITIES), len(windows), dtype=torch.float64) for m in family.sizes}
         for family in families
     ]
     with torch.no_grad():
         mapped = _map(unembedding, families)
-        for batch, u, targets in _batches(readout, windows, positions, skip_first, batch_size, progress):
+        for batch, u, targets in batches(readout, windows, positions, skip_first, batch_size, progress):
             shape = targets.shape
-            loss, figures = _measure(unembedding, u.flatten(0, 1), targets.flatten(), mean, families, mapped)
-            base[batch] = loss.view(shape).mean(1).cpu()
+            of_base, figures = _measure(
+                unembedding, u.flatten(0, 1), targets.flatten(), mean, families, mapped
+            )
+            base[:, batch] = of_base.view(2, *shape).mean(2).cpu()
             for of_documents, of_tokens in zip(values, figures, strict=True):
                 for m, each in of_tokens.items():
                     of_documents[m][:, batch] = each.view(len(QUANTITIES), *shape).mean(2).cpu()
@@ -152,74 +152,8 @@ def evaluate(
         "versions": versions(),
         **(protocol or {}),
     }
-    return Evaluation(name, record, windows.document_ids, windows.blocks.numpy(), base.numpy(), measurements)
-
-
-def stored_loss(
-    truncation: Truncation,
-    windows: Windows,
-    dtype: torch.dtype,
-    *,
-    positions: str = "all",
-    skip_first: int = 0,
-    batch_size: int = BATCH_SIZE,
-    progress: Callable[[int, int], None] | None = None,
-) -> np.ndarray:
-    """Loss with a truncation's factors rounded to the dtype they are stored in.
-
-    `evaluate` measures the truncation itself; what a checkpoint in bfloat16 adds to it is the difference of
-    the two. The products are made in the compute dtype, as they are there.
-
-    Args:
-        truncation: Its model has its original head in place.
-        windows: Held-out windows.
-        dtype: Of the stored factors.
-        positions: As for `evaluate`.
-        skip_first: As for `evaluate`.
-        batch_size: Documents run at once.
-        progress: Called with (documents done, documents).
-
-    Returns:
-        The mean loss of each document, nats, float64 [documents].
-    """
-    unembedding = truncation.readout.unembedding
-    factors = truncation.factors(dtype)
-    up, down, offset = (f.to(unembedding.compute_dtype) for f in (factors.up, factors.down, factors.offset))
-    chunk = max(1, CHUNK_ELEMENTS // unembedding.vocabulary)
-    batches = _batches(truncation.readout, windows, positions, skip_first, batch_size, progress)
-    losses: list[torch.Tensor] = []
-    with torch.no_grad():
-        for _, u, targets in batches:
-            parts = zip(u.flatten(0, 1).split(chunk), targets.flatten().split(chunk), strict=True)
-            of_tokens = []
-            for part, next_tokens in parts:
-                z = unembedding.lift(part).to(unembedding.compute_dtype)
-                logits = unembedding.transform(F.linear(F.linear(z, down), up, offset))
-                check_finite(logits)
-                log_p, _ = log_softmax(logits)
-                of_tokens.append(-log_p.gather(1, next_tokens.unsqueeze(1)).double())
-            losses.append(torch.cat(of_tokens).view(targets.shape).mean(1).cpu())
-    return torch.cat(losses).numpy()
-
-
-def _batches(
-    readout: Readout,
-    windows: Windows,
-    positions: str,
-    skip_first: int,
-    batch_size: int,
-    progress: Callable[[int, int], None] | None,
-) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor]]:
-    """Rows of a batch of documents, their states u [documents, positions, q] and targets to measure."""
-    start = windows.sequence_length - 1 if positions == "last" else skip_first
-    for first in range(0, len(windows), batch_size):
-        if progress:
-            progress(first, len(windows))
-        batch = slice(first, min(first + batch_size, len(windows)))
-        u = readout.states(windows.input_ids[batch])[:, start:]
-        yield batch, u, windows.target_ids[batch, start:].to(u.device)
-    if progress:
-        progress(len(windows), len(windows))
+    loss, entropy = base.numpy()
+    return Evaluation(name, record, windows.document_ids, windows.blocks.numpy(), loss, entropy, measurements)
 
 
 def _check(model: Any, windows: Windows, truncations: Sequence[Truncation], random_subspaces: int) -> Readout:
@@ -291,13 +225,13 @@ def _measure(
     families: list[_Family],
     mapped: list[_Mapped],
 ) -> tuple[torch.Tensor, list[_Figures]]:
-    """The unchanged loss, float64 [tokens], and every family's figures for states u [tokens, q]."""
-    losses: list[torch.Tensor] = []
+    """The unchanged loss and entropy, float64 [2, tokens], and every family's figures; u is [tokens, q]."""
+    base: list[torch.Tensor] = []
     parts: list[list[_Figures]] = [[] for _ in families]
     chunk = max(1, CHUNK_ELEMENTS // unembedding.vocabulary)
     for part, next_tokens in zip(u.split(chunk), targets.split(chunk), strict=True):
         prediction = Prediction.of(unembedding, part, next_tokens)
-        losses.append(prediction.loss)
+        base.append(torch.stack([prediction.loss, prediction.entropy]))
         for family, each, measured in zip(families, mapped, parts, strict=True):
             x = (part - mean) @ family.right
             measured.append(measure_nested(prediction, x, each.image, each.metric, family.sizes))
@@ -305,7 +239,7 @@ def _measure(
         {m: torch.cat([each[m] for each in measured], 1) for m in family.sizes}
         for family, measured in zip(families, parts, strict=True)
     ]
-    return torch.cat(losses), figures
+    return torch.cat(base, 1), figures
 
 
 def _arrays(figures: list[torch.Tensor], method: str) -> dict[str, np.ndarray]:

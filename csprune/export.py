@@ -23,6 +23,7 @@ from csprune import hf, verify
 from csprune.card import model_card
 from csprune.checkpoint import INDEX, Checkpoint, copy_file, rewrite
 from csprune.companions import carry_over, exported_config, is_output, write_json
+from csprune.comparisons import summarise
 from csprune.errors import CspruneError, InputError
 from csprune.files import atomic_folder
 from csprune.head import apply, factorized_head, folded_norm
@@ -32,7 +33,7 @@ from csprune.measurement import Evaluation
 from csprune.models import check_source, runs_own_code
 from csprune.placement import Placement, find_placement
 from csprune.readout import Readout
-from csprune.report import DOCUMENTS_FILE, REPORT_FILE, summarise, write_report
+from csprune.report import DOCUMENTS_FILE, REPORT_FILE, write_report
 from csprune.truncation import Truncation
 
 FORMATS = ("factorized",)
@@ -169,6 +170,7 @@ def export(
             "stored_loss_change": stored_loss_change,
             "sizes": _sizes(checkpoint, readout, place, factors, folder),
             "calibration": truncation.calibration.details,
+            "calibration_documents": list(truncation.calibration.documents),
             "versions": versions(),
             "verification": _verify(folder, truncation, head, input_ids),
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,25 @@ class Measurement:
 
 
 @dataclass(frozen=True, eq=False)
+class StoredMeasurement:
+    """An exported checkpoint, as it loads, measured on the evaluation documents.
+
+    Attributes:
+        path: The checkpoint's folder, as it was given.
+        dtype: What it was loaded in.
+        same_calibration: Its truncation was made from the calibration that the measurements used, of the
+            same weights and text: only then does it differ from its in-memory counterpart by nothing but
+            what storing and loading do.
+        measurement: Its method, rank and values; of method `random`, with one subspace.
+    """
+
+    path: str
+    dtype: str
+    same_calibration: bool
+    measurement: Measurement
+
+
+@dataclass(frozen=True, eq=False)
 class Evaluation:
     """Everything that was measured on one model: enough to redo every statistic.
 
@@ -68,10 +87,12 @@ class Evaluation:
         document_ids: One id for each document; not necessarily distinct.
         blocks: int64 [documents]: the block of each document, the strata of the bootstrap.
         base_loss: float64 [documents]: the loss of the unchanged model, nats.
+        base_entropy: float64 [documents]: the entropy of its predictions, nats.
         measurements: One entry for each method and rank, in the order of the report.
+        checkpoints: Exported checkpoints, as they load.
 
     Raises:
-        InputError: If shapes, dtypes or names do not fit, or a method and rank is there twice.
+        InputError: If shapes, dtypes or names do not fit, or something is there twice.
     """
 
     model: str
@@ -79,7 +100,9 @@ class Evaluation:
     document_ids: tuple[str, ...]
     blocks: np.ndarray
     base_loss: np.ndarray
+    base_entropy: np.ndarray
     measurements: list[Measurement]
+    checkpoints: list[StoredMeasurement] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         documents = len(self.document_ids)
@@ -89,7 +112,8 @@ class Evaluation:
                 "give one block for each document"
             )
         _check_values("base_loss", self.base_loss, (documents,))
-        for measurement in self.measurements:
+        _check_values("base_entropy", self.base_entropy, (documents,))
+        for measurement in (*self.measurements, *(stored.measurement for stored in self.checkpoints)):
             _check_measurement(measurement, documents)
         counts = Counter((each.method, each.rank) for each in self.measurements)
         for (method, rank), count in counts.items():
@@ -97,6 +121,9 @@ class Evaluation:
                 raise InputError(
                     f"{method} at rank {rank:g} is there {count} times: give each method and rank once"
                 )
+        for path, count in Counter(stored.path for stored in self.checkpoints).items():
+            if count > 1:
+                raise InputError(f"the checkpoint {path} is there {count} times: give each once")
 
     def check_finite(self) -> None:
         """Refuse values that are not numbers: no document is ever dropped for them.
@@ -106,9 +133,12 @@ class Evaluation:
         """
         found: list[str] = []
         affected = np.zeros(len(self.document_ids), dtype=bool)
-        columns = [("base_loss", self.base_loss)]
+        columns = [("base_loss", self.base_loss), ("base_entropy", self.base_entropy)]
         for each in self.measurements:
             columns += [(f"{name} of {each.name}", each.values[name]) for name in QUANTITIES]
+        for stored in self.checkpoints:
+            values = stored.measurement.values
+            columns += [(f"{name} of {stored.path}", values[name]) for name in QUANTITIES]
         for name, values in columns:
             wrong = ~np.isfinite(values)
             if wrong.any():

@@ -148,8 +148,9 @@ def load_model(
     dtype: str = "float32",
     device: str | None = None,
     trust_remote_code: bool = False,
+    truncated: bool = False,
 ) -> LoadedModel:
-    """Load a causal language model and its tokenizer for truncation.
+    """Load a causal language model and its tokenizer: to truncate it, or to measure a truncated one.
 
     Args:
         name: A local folder, a hub id, or "demo".
@@ -157,6 +158,7 @@ def load_model(
         dtype: Of the body: a key of `DTYPES`. Norm and head are recomputed in float32 whatever it is.
         device: A torch device; by default the CPU.
         trust_remote_code: Run code that comes with the checkpoint.
+        truncated: An export of csprune's is wanted, which otherwise is refused.
 
     Raises:
         InputError: Anything about the checkpoint that its owner can mend, in one line.
@@ -165,7 +167,8 @@ def load_model(
         raise InputError(f"unknown dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     place = _usable_device(device or "cpu")
     folder = locate_model(name, revision=revision)
-    check_source(Checkpoint.open(folder), trust_remote_code)
+    if not truncated:
+        check_source(Checkpoint.open(folder), trust_remote_code)
     # False, never None: at None transformers would ask on the terminal.
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     with _refusals(folder, "transformers cannot load {folder}: {reason}"):

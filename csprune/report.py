@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,152 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from csprune.bootstrap import DRAWS, LEVEL, Resampling, Statistic, difference, ratio
+from csprune.comparisons import SCHEMA, summarise
 from csprune.errors import CspruneError, InputError
 from csprune.files import atomic_file
-from csprune.measurement import QUANTITIES, REFERENCE, Evaluation, Measurement
+from csprune.measurement import QUANTITIES, REFERENCE, Evaluation, Measurement, StoredMeasurement
 
-SCHEMA = 1
 REPORT_FILE = "report.json"
 DOCUMENTS_FILE = "documents.parquet"
-
-PER_UNIT = ("fisher_term", "prediction_change", "loss_change")
-"""The quantities whose size per unit of logit distance is compared with random truncation."""
-
-Statistics = dict[str, Statistic]
-
-
-def summarise(evaluation: Evaluation, *, draws: int = DRAWS, seed: int = 0) -> dict[str, Any]:
-    """Means, comparisons with random truncation of the same rank, and their 95% intervals.
-
-    All intervals are percentile intervals of one paired bootstrap over documents, stratified by
-    block; random subspaces are not resampled. How it was done is added to the protocol under
-    `bootstrap`. A ratio is None where what it divides by is not positive, and its interval is None
-    where that is not positive in some draw: so even random against itself has no ratio of loss
-    changes where random truncation lowered the loss.
-
-    Args:
-        evaluation: The per-document values.
-        draws: Bootstrap draws.
-        seed: Seeds them.
-
-    Returns:
-        The content of `report.json`, JSON values only.
-
-    Raises:
-        CspruneError: If a value is not finite.
-        InputError: If `random` was not measured at a rank, or there are fewer than 2 documents.
-    """
-    evaluation.check_finite()
-    references = _references(evaluation)
-    resampling = Resampling(evaluation.blocks, draws=draws, seed=seed)
-    columns = [evaluation.base_loss]
-    for measurement in evaluation.measurements:
-        columns += [measurement.per_document(name) for name in QUANTITIES]
-    base_loss, *rest = resampling.statistics(np.stack(columns, axis=1))
-    width = len(QUANTITIES)
-    statistics: list[Statistics] = [
-        dict(zip(QUANTITIES, rest[start : start + width], strict=True))
-        for start in range(0, len(rest), width)
-    ]
-    bootstrap = {
-        "draws": draws,
-        "seed": seed,
-        "level": LEVEL,
-        "documents_by_block": {
-            str(label): int(count)
-            for label, count in zip(*np.unique(evaluation.blocks, return_counts=True), strict=True)
-        },
-    }
-    return {
-        "schema": SCHEMA,
-        "model": evaluation.model,
-        "protocol": {**evaluation.protocol, "bootstrap": bootstrap},
-        "documents": len(evaluation.document_ids),
-        "base_loss": _mean(base_loss),
-        "truncations": [
-            _entry(measurement, own, statistics[references[measurement.rank]], resampling)
-            for measurement, own in zip(evaluation.measurements, statistics, strict=True)
-        ],
-    }
-
-
-def _references(evaluation: Evaluation) -> dict[float, int]:
-    """Where the random truncation of each rank stands among the measurements."""
-    places = {
-        each.rank: place for place, each in enumerate(evaluation.measurements) if each.method == REFERENCE
-    }
-    for each in evaluation.measurements:
-        place = places.get(each.rank)
-        if place is None or evaluation.measurements[place].removed != each.removed:
-            raise InputError(
-                f"{each.name} has no {REFERENCE} truncation of {each.removed} directions beside "
-                f"it: evaluate {REFERENCE} at the same rank too"
-            )
-    return places
-
-
-def _entry(
-    measurement: Measurement, own: Statistics, reference: Statistics, resampling: Resampling
-) -> dict[str, Any]:
-    """One truncation of the report."""
-    entry: dict[str, Any] = {
-        "method": measurement.method,
-        "rank": measurement.rank,
-        "removed": measurement.removed,
-        "kept": measurement.kept,
-    }
-    entry |= {name: _mean(own[name]) for name in QUANTITIES}
-    entry["vs_random"] = {name: _comparison(own[name], reference[name]) for name in QUANTITIES}
-    entry["per_unit_vs_random"] = {name: _ratio(per_unit_ratio(own, reference, name)) for name in PER_UNIT}
-    if measurement.method == REFERENCE:
-        entry["subspaces"] = {
-            name: resampling.observed(measurement.values[name].T).tolist() for name in QUANTITIES
-        }
-    return entry
-
-
-def per_unit_ratio(own: Statistics, reference: Statistics, quantity: str) -> Statistic | None:
-    """How much a unit of logit distance is worth, against random truncation of the same rank.
-
-    `(sum F / sum D) / (sum F_rand / sum D_rand)` over the documents, the random sums being means
-    over the subspaces; likewise for the other quantities.
-
-    Args:
-        own: The means of the truncation's quantities.
-        reference: Those of random truncation, from the same draws.
-        quantity: What to measure per unit, one of `PER_UNIT`.
-
-    Returns:
-        The ratio, as `csprune.bootstrap.ratio` defines it.
-    """
-    return ratio(
-        ratio(own[quantity], own["logit_distance"]),
-        ratio(reference[quantity], reference["logit_distance"]),
-    )
-
-
-def _mean(statistic: Statistic) -> dict[str, Any]:
-    return {"mean": statistic.value, "ci95": _ends(statistic)}
-
-
-def _ratio(statistic: Statistic | None) -> dict[str, Any]:
-    return {"ratio": None if statistic is None else statistic.value, "ci95": _ends(statistic)}
-
-
-def _comparison(own: Statistic, reference: Statistic) -> dict[str, Any]:
-    change = difference(own, reference)
-    return {
-        **_ratio(ratio(own, reference)),
-        "difference": change.value,
-        "difference_ci95": _ends(change),
-    }
-
-
-def _ends(statistic: Statistic | None) -> list[float] | None:
-    """The 95% interval as JSON has it."""
-    ends = None if statistic is None else statistic.interval(LEVEL)
-    return None if ends is None else list(ends)
 
 
 def check_report_target(directory: Path, overwrite: bool) -> None:
@@ -222,16 +84,26 @@ def _long_table(evaluation: Evaluation) -> pa.Table:
     """
     documents = len(evaluation.document_ids)
     columns: dict[str, list[Any]] = {name: [] for name in _FIELDS.names}
-    for each in evaluation.measurements:
+
+    def add(each: Measurement, checkpoint: str | None) -> None:
         for subspace in range(each.subspaces or 1):
+            values = {name: np.atleast_2d(each.values[name])[subspace] for name in QUANTITIES}
             columns["document"] += evaluation.document_ids
             columns["block"] += evaluation.blocks.tolist()
             columns["base_loss"] += evaluation.base_loss.tolist()
+            columns["base_entropy"] += evaluation.base_entropy.tolist()
+            columns["checkpoint"] += [checkpoint] * documents
             columns["method"] += [each.method] * documents
             columns["rank"] += [each.rank] * documents
             columns["subspace"] += [None if each.subspaces is None else subspace] * documents
+            columns["loss"] += (evaluation.base_loss + values["loss_change"]).tolist()
             for name in QUANTITIES:
-                columns[name] += np.atleast_2d(each.values[name])[subspace].tolist()
+                columns[name] += values[name].tolist()
+
+    for each in evaluation.measurements:
+        add(each, None)
+    for stored in evaluation.checkpoints:
+        add(stored.measurement, stored.path)
     return pa.table(columns, schema=_FIELDS)
 
 
@@ -240,9 +112,12 @@ _FIELDS = pa.schema(
         ("document", pa.string()),
         ("block", pa.int64()),
         ("base_loss", pa.float64()),
+        ("base_entropy", pa.float64()),
+        ("checkpoint", pa.string()),
         ("method", pa.string()),
         ("rank", pa.float64()),
         ("subspace", pa.int64()),
+        ("loss", pa.float64()),
         *((name, pa.float64()) for name in QUANTITIES),
     ]
 )
@@ -280,29 +155,67 @@ def read_evaluation(directory: str | Path) -> Evaluation:
         ) from error
 
 
+def redo_report(directory: str | Path) -> tuple[dict[str, Any], Evaluation]:
+    """The report of a folder computed anew from its per-document values, with the draws that it had.
+
+    Args:
+        directory: The folder of the report.
+
+    Returns:
+        The report, with whatever else its file says (of an export), and the values.
+
+    Raises:
+        InputError: If the folder has no report, or its means are not those of its values.
+    """
+    directory = Path(directory)
+    evaluation = read_evaluation(directory)
+    stored = json.loads((directory / REPORT_FILE).read_text(encoding="utf-8"))
+    try:
+        bootstrap = stored["protocol"]["bootstrap"]
+        report = summarise(evaluation, draws=bootstrap["draws"], seed=bootstrap["seed"])
+        pairs = [(stored["base_loss"]["mean"], report["base_loss"]["mean"])]
+        for old, new in zip(stored["truncations"], report["truncations"], strict=True):
+            pairs += [(old[name]["mean"], new[name]["mean"]) for name in QUANTITIES]
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{directory / REPORT_FILE} is not whole ({error!r}): evaluate again") from error
+    if not all(math.isclose(old, new, rel_tol=1e-9, abs_tol=1e-12) for old, new in pairs):
+        raise InputError(
+            f"{directory / REPORT_FILE} does not have the means of the values in {DOCUMENTS_FILE}: one of "
+            "them was changed; evaluate again"
+        )
+    return {**stored, **report}, evaluation
+
+
 def _evaluation(report: dict[str, Any], table: pa.Table) -> Evaluation:
     """The evaluation of a parsed report and its table; ValueError where they do not fit."""
     documents = report["documents"]
-    columns = {name: table[name].to_numpy() for name in ("block", "base_loss", "rank", *QUANTITIES)}
-    methods = np.array(table["method"].to_pylist(), dtype=object)
-    measurements: list[Measurement] = []
-    first: np.ndarray | None = None
-    for entry in report["truncations"]:
-        rows = np.flatnonzero((methods == entry["method"]) & (columns["rank"] == entry["rank"]))
-        subspaces = len(entry["subspaces"]["loss_change"]) if "subspaces" in entry else 1
-        if len(rows) != subspaces * documents:
+    names = ("block", "base_loss", "base_entropy", "rank", *QUANTITIES)
+    columns = {name: table[name].to_numpy() for name in names}
+    methods, checkpoints = (
+        np.array(table[name].to_pylist(), dtype=object) for name in ("method", "checkpoint")
+    )
+
+    def rows_of(entry: dict[str, Any], checkpoint: str | None) -> np.ndarray:
+        same = np.array([each == checkpoint for each in checkpoints], dtype=bool)
+        return np.flatnonzero(same & (methods == entry["method"]) & (columns["rank"] == entry["rank"]))
+
+    def measurement(entry: dict[str, Any], checkpoint: str | None) -> Measurement:
+        rows = rows_of(entry, checkpoint)
+        shape = (documents,)
+        if entry["method"] == REFERENCE:
+            # One exported checkpoint is one subspace.
+            shape = (len(entry["subspaces"]["loss_change"]) if "subspaces" in entry else 1, documents)
+        if len(rows) != math.prod(shape):
             raise ValueError(
                 f"{len(rows)} rows for {entry['method']} at rank {entry['rank']}, "
-                f"not {subspaces} x {documents}"
+                f"not {' x '.join(map(str, shape))}"
             )
-        shape = (subspaces, documents) if "subspaces" in entry else (documents,)
         values = {name: columns[name][rows].reshape(shape) for name in QUANTITIES}
-        measurements.append(
-            Measurement(entry["method"], entry["rank"], entry["removed"], entry["kept"], values)
-        )
-        first = rows[:documents] if first is None else first
-    if first is None:
+        return Measurement(entry["method"], entry["rank"], entry["removed"], entry["kept"], values)
+
+    if not report["truncations"]:
         raise ValueError("it has no truncation")
+    first = rows_of(report["truncations"][0], None)[:documents]
     protocol = {name: value for name, value in report["protocol"].items() if name != "bootstrap"}
     return Evaluation(
         model=report["model"],
@@ -310,5 +223,15 @@ def _evaluation(report: dict[str, Any], table: pa.Table) -> Evaluation:
         document_ids=tuple(table["document"].take(pa.array(first)).to_pylist()),
         blocks=columns["block"][first],
         base_loss=columns["base_loss"][first],
-        measurements=measurements,
+        base_entropy=columns["base_entropy"][first],
+        measurements=[measurement(entry, None) for entry in report["truncations"]],
+        checkpoints=[
+            StoredMeasurement(
+                entry["path"],
+                entry["dtype"],
+                entry["same_calibration"],
+                measurement(entry, entry["path"]),
+            )
+            for entry in report.get("checkpoints", [])
+        ],
     )

@@ -14,9 +14,26 @@ from csprune.persistence import is_calibration
 from csprune.truncation import removed_directions
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
-    "quick": {"documents": 128, "evaluation_documents": 128, "positions": "all"},
-    "paper": {"documents": 512, "evaluation_documents": 1024, "positions": "last"},
+    "quick": {
+        "documents": 128,
+        "evaluation_documents": 128,
+        "positions": "all",
+        "equal_blocks": False,
+        "sequence_length": 128,
+        "skip_first": 0,
+        "random_subspaces": RANDOM_SUBSPACES,
+    },
+    "paper": {
+        "documents": 512,
+        "evaluation_documents": 1024,
+        "positions": "last",
+        "equal_blocks": True,
+        "sequence_length": 128,
+        "skip_first": 0,
+        "random_subspaces": RANDOM_SUBSPACES,
+    },
 }
+"""Every setting that a protocol fixes; both resample 20,000 times (`csprune.bootstrap.DRAWS`)."""
 DEMO = "demo"
 
 
@@ -48,9 +65,8 @@ class Settings:
 
     def resolved(self, name: str) -> Any:
         """A setting, or what the protocol says of it."""
-        value = getattr(self, name)
-        defaults = {"sequence_length": 128, "skip_first": 0, **PROTOCOLS[self.protocol]}
-        return defaults[name] if value is None else value
+        value = getattr(self, name, None)
+        return PROTOCOLS[self.protocol][name] if value is None else value
 
 
 def check_settings(settings: Settings, ranks: list[float]) -> None:

@@ -12,9 +12,11 @@ from rich.text import Text
 from csprune.measurement import REFERENCE
 
 _HEADINGS = ("rank", "method", "loss change", "D", "F", "K", "top-1")
+_STORED_HEADINGS = ("checkpoint, as it loads", "loss change", "in memory", "difference")
 # Sentences of one line each, so that none is broken in a terminal of 80 columns.
 _LEGEND = (
     "Loss change in nats, with its 95% interval over documents.",
+    f"*: the difference from {REFERENCE}'s loss change is established.",
     "D: logit distance, logit^2. F: Fisher term, nats. K: prediction change, nats.",
     "top-1: how often the most probable token stays the same.",
     f"{REFERENCE}: the mean over random subspaces of the same size.",
@@ -31,6 +33,7 @@ def markdown(report: dict[str, Any]) -> str:
         *(f"| {' | '.join(row)} |" for row in _rows(report)),
         "",
         " ".join(_LEGEND),
+        *_stored_markdown(report),
     ]
     return "\n".join(lines) + "\n"
 
@@ -57,6 +60,7 @@ def table(report: dict[str, Any]) -> Group:
         body,
         Text(),
         *(Text(line, style="dim") for line in _LEGEND),
+        *_stored_table(report),
     )
 
 
@@ -72,11 +76,12 @@ def _rows(report: dict[str, Any]) -> list[list[str]]:
     rows = []
     for entry in sorted(entries, key=lambda each: each["rank"]):
         low, high = entry["loss_change"]["ci95"]
+        mark = "*" if entry["vs_random"]["loss_change"]["established"] else " "
         rows.append(
             [
                 f"{entry['rank']:g}",
                 entry["method"],
-                f"{_nats(entry['loss_change']['mean'])} [{_nats(low)}, {_nats(high)}]",
+                f"{_nats(entry['loss_change']['mean'])} [{_nats(low)}, {_nats(high)}]{mark}",
                 _figure(entry["logit_distance"]["mean"]),
                 _figure(entry["fisher_term"]["mean"]),
                 _figure(entry["prediction_change"]["mean"]),
@@ -84,6 +89,39 @@ def _rows(report: dict[str, Any]) -> list[list[str]]:
             ]
         )
     return rows
+
+
+def _stored_rows(report: dict[str, Any]) -> list[list[str]]:
+    """Exported checkpoints beside the same truncations in memory."""
+    rows = []
+    for entry in report.get("checkpoints", []):
+        beside = entry["in_memory"]
+        row = [entry["name"], _nats(entry["loss_change"]["mean"]), "-", "-"]
+        if beside is not None:
+            note = "" if entry["same_calibration"] else " (of another calibration)"
+            change = beside["loss_change"]
+            row[2:] = [_nats(change["mean"]) + note, f"{change['difference']:+.1e}"]
+        rows.append(row)
+    return rows
+
+
+def _stored_markdown(report: dict[str, Any]) -> list[str]:
+    if "checkpoints" not in report:
+        return []
+    rows = [_STORED_HEADINGS, ["---"] * len(_STORED_HEADINGS), *_stored_rows(report)]
+    return ["", *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def _stored_table(report: dict[str, Any]) -> list[Any]:
+    if "checkpoints" not in report:
+        return []
+    body = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)
+    for heading in _STORED_HEADINGS:
+        left = heading == _STORED_HEADINGS[0]
+        body.add_column(heading, justify="left" if left else "right", overflow="fold")
+    for row in _stored_rows(report):
+        body.add_row(*map(Text, row))
+    return [Text(), body]
 
 
 def _nats(value: float) -> str:

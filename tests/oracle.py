@@ -218,13 +218,13 @@ def measure(
         x: `before_cap(folded, u)` where it is known already (it costs as much as the rest).
 
     Returns:
-        float64 [T] each: loss, loss_change, fisher_term, prediction_change (nats), logit_distance
-        (logit^2), top1_agreement (0 or 1).
+        float64 [T] each: loss, entropy of the unchanged prediction, loss_change, fisher_term,
+        prediction_change (nats), logit_distance (logit^2), top1_agreement (0 or 1).
     """
     u, targets = np.asarray(u, dtype=np.float64), np.asarray(targets)
     x = before_cap(folded, u) if x is None else x
     dx = (-(u - mean_state) @ projection.T) @ folded.weight.T
-    names = ("loss", "loss_change", "logit_distance", "fisher_term", "prediction_change")
+    names = ("loss", "entropy", "loss_change", "logit_distance", "fisher_term", "prediction_change")
     values = {name: np.zeros(len(u)) for name in (*names, "top1_agreement")}
     for t, y in enumerate(targets):
         before, after = after_cap(folded, x[t]), after_cap(folded, x[t] + dx[t])
@@ -232,6 +232,7 @@ def measure(
         p = np.exp(logp)
         dl = after - before
         values["loss"][t] = -logp[y]
+        values["entropy"][t] = -np.sum(p * logp)
         values["loss_change"][t] = -logp_changed[y] + logp[y]
         values["logit_distance"][t] = np.sum((dl - dl.mean()) ** 2)
         values["fisher_term"][t] = fisher_term(p, cap_slope(folded, x[t]) * dx[t])

@@ -269,7 +269,8 @@ def test_json_prints_nothing_but_the_report(evaluated: tuple[Run, Path]) -> None
 def test_the_report_has_the_contracts_schema(evaluated: tuple[Run, Path]) -> None:
     report = json.loads(evaluated[0].out)
     assert report["schema"] == 1 and report["documents"] == 20
-    assert set(report) == {"schema", "model", "protocol", "documents", "base_loss", "truncations"}
+    contract = {"schema", "model", "protocol", "documents", "base_loss", "truncations"}
+    assert set(report) == contract | {"base_entropy", "between_methods", "families"}
     assert set(report["base_loss"]) == {"mean", "ci95"}
     entries = report["truncations"]
     found = [(entry["method"], entry["rank"]) for entry in entries]
@@ -277,15 +278,17 @@ def test_the_report_has_the_contracts_schema(evaluated: tuple[Run, Path]) -> Non
     for entry in entries:
         assert entry["removed"] + entry["kept"] == tiny.WIDTH
         assert entry["removed"] == round(entry["rank"] * tiny.WIDTH)
-        rest = {"method", "rank", "removed", "kept", "vs_random", "per_unit_vs_random", *QUANTITIES}
+        rest = {"method", "rank", "removed", "kept", "loss", "vs_random", "per_unit_vs_random", *QUANTITIES}
+        statement = {"side", "adjusted_ci95", "checks", "established"}
         assert set(entry) == rest | ({"subspaces"} if entry["method"] == "random" else set())
         assert set(entry["vs_random"]) == set(QUANTITIES)
         assert set(entry["per_unit_vs_random"]) == {"fisher_term", "prediction_change", "loss_change"}
         for name in QUANTITIES:
             low, high = entry[name]["ci95"]
             assert low <= entry[name]["mean"] <= high
-            assert set(entry["vs_random"][name]) == {"ratio", "ci95", "difference", "difference_ci95"}
-        assert all(set(each) == {"ratio", "ci95"} for each in entry["per_unit_vs_random"].values())
+            differences = {"ratio", "ci95", "difference", "difference_ci95"}
+            assert set(entry["vs_random"][name]) == differences | statement
+        assert all(set(each) == {"ratio", "ci95"} | statement for each in entry["per_unit_vs_random"].values())
     random = next(entry for entry in entries if entry["method"] == "random")
     means = random["subspaces"]["loss_change"]
     assert len(means) == 8 and sum(means) / 8 == pytest.approx(random["loss_change"]["mean"])
@@ -562,7 +565,7 @@ def test_every_example_of_the_help_is_one_that_parses(
             before = len(called)
             assert "stopped" in csprune_command(*line.split()[1:]).message
             assert len(called) == before + 1
-    assert len(called) == 6
+    assert len(called) == 7
     # Control: a mistyped example would be seen.
     assert "stopped" not in csprune_command("evaluate", "demo", "--ranks", "0.05", "-o", "report").message
 

@@ -124,6 +124,7 @@ def test_windows_are_frozen_and_describe_themselves() -> None:
         "documents": 3,
         "seen": 3,
         "too_short": 0,
+        "unmatched": 0,
         "binary_files": 0,
         "sequence_length": 20,
         "bos": False,
@@ -313,6 +314,29 @@ def test_documents_of_a_full_block_are_not_counted() -> None:
     windows = read_windows(TOKENIZER, texts, documents=4, sequence_length=8, block="confirmation")
     assert (windows.seen, windows.too_short) == (4, 0)
     assert windows.blocks.tolist() == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("block", ["all", "confirmation"])
+def test_equal_blocks(block: str) -> None:
+    texts = some_texts(300)
+    windows = read_windows(TOKENIZER, texts, documents=40, sequence_length=8, block=block, equal_blocks=True)
+    counts = [windows.blocks.tolist().count(number) for number in (1, 2)]
+    assert counts == [20, 20] and windows.unmatched == 0
+    # They are the first ones of each block, in the source's order.
+    of_text = {text: 1 + int(hashlib.sha256(text[:256].encode()).hexdigest(), 16) % 2 for text in texts}
+    if block == "confirmation":
+        of_text = {text: third(text) for text in texts}
+    firsts = [[t for t in texts if of_text[t] == number][:20] for number in (1, 2)]
+    assert windows.document_ids == text_ids([t for t in texts if t in firsts[0] + firsts[1]])
+    # Where the text runs out, the larger block is cut to the smaller one's size, and that is said.
+    lopsided = firsts[0] + firsts[1][:7]
+    cut = read_windows(TOKENIZER, lopsided, documents=40, sequence_length=8, block=block, equal_blocks=True)
+    assert [cut.blocks.tolist().count(number) for number in (1, 2)] == [7, 7]
+    assert cut.unmatched == cut.describe()["unmatched"] == 13 and cut.too_short == 0
+    # Control: not asked for, they stay.
+    assert len(read_windows(TOKENIZER, lopsided, documents=40, sequence_length=8, block=block)) == 27
+    with pytest.raises(InputError, match="all 20 documents .* one of the two confirmation blocks"):
+        read_windows(TOKENIZER, firsts[0], documents=40, sequence_length=8, block=block, equal_blocks=True)
 
 
 def test_progress_is_told_of_every_window() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import cases
-import exports
 import numpy as np
 import oracle
 import pytest
@@ -73,6 +71,8 @@ def compare_with_oracle(this: cases.Case, found: Evaluation, rtol: float, atol: 
             projections.append(this.oracle_projection("random", each.removed, basis))
     expected = this.oracle_values(projections)
     np.testing.assert_allclose(found.base_loss, expected[0]["loss"], rtol=rtol)
+    np.testing.assert_allclose(found.base_entropy, expected[0]["entropy"], rtol=rtol)
+    assert np.abs(found.base_entropy - found.base_loss).max() > 0.01  # control: it is not the loss
     for (measurement, seed), values in zip(labels, expected, strict=True):
         for name in QUANTITIES:
             mine = measurement.values[name]
@@ -329,22 +329,3 @@ def test_evaluating_while_a_truncation_is_applied_is_the_same() -> None:
     expected = run(this, [truncation])
     with csprune.apply(this.model, truncation):
         compare(run(this, [truncation]), expected, rtol=0, atol=0)
-
-
-def test_the_loss_as_stored_is_the_exported_checkpoints(tmp_path: Path) -> None:
-    """What rounding the factors to bfloat16 costs is measured, not passed over."""
-    source = tiny.save(tiny.make("llama").bfloat16(), tmp_path / "source")
-    model = exports.load(source, dtype=torch.float32)
-    truncation = exports.truncated(model, "fisher-whitened")
-    held_out = csprune.read_windows(tiny.tokenizer(), tiny.texts(6, 1), documents=6, sequence_length=16)
-    out = exports.export_quickly(source, truncation, tmp_path / "out")
-    with torch.no_grad():
-        logits = exports.load(out, dtype=torch.float32)(held_out.input_ids).logits.double()
-    theirs = torch.nn.functional.cross_entropy(
-        logits.transpose(1, 2), held_out.target_ids, reduction="none"
-    ).mean(1)
-    ours = evaluation.stored_loss(truncation, held_out, torch.bfloat16, batch_size=4)
-    np.testing.assert_allclose(ours, theirs.numpy(), atol=1e-5)
-    # Control: the exact truncation's loss is another.
-    exact = evaluation.stored_loss(truncation, held_out, torch.float64)
-    assert np.abs(exact - ours).max() > 1e-4

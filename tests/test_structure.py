@@ -21,15 +21,15 @@ LONGEST = 320  # lines
 # Each module imports only from those before it.
 LAYERS = """
     errors linalg files
-    accumulators bootstrap measurement
+    accumulators bootstrap statements measurement views comparisons
     sources corpus
     hf unembedding norms tracing readout identity
-    changes persistence calibration truncation head evaluation
+    changes persistence calibration truncation head batches evaluation stored
     report tables
     demo checkpoint models
     placement companions card verify export
     __init__
-    settings jobs terminal cli __main__
+    settings preparation jobs terminal options cli __main__
 """.split()
 
 

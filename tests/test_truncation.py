@@ -323,6 +323,33 @@ def test_a_foreign_calibration_is_refused() -> None:
     assert csprune.truncate(again, copied, "whitened", 0.2).removed == 6
 
 
+def test_overlap_counts_shared_directions() -> None:
+    this = case("llama")
+    singular, fisher = this.truncate("singular", 9), this.truncate("fisher", 9)
+    directions = this.readout.unembedding.directions
+    chosen = [
+        {int(i) for i in (directions.mT @ each.projection.removed_left).abs().amax(1).gt(0.5).nonzero()}
+        for each in (singular, fisher)
+    ]
+    assert len(chosen[0]) == len(chosen[1]) == 9 and chosen[0] != chosen[1]  # control
+    assert csprune.overlap(singular, fisher) == pytest.approx(len(chosen[0] & chosen[1]) / 9)
+    # Nested removals contain one another; the share is of the first.
+    smaller = this.truncate("whitened", 3)
+    larger = this.truncate("whitened", 9)
+    assert csprune.overlap(smaller, larger) == pytest.approx(1)
+    assert csprune.overlap(larger, smaller) == pytest.approx(3 / 9)
+
+
+def test_overlap_of_random_subspaces_is_their_share_on_average() -> None:
+    this = case("llama")
+    singular = this.truncate("singular", 8)
+    shares = [csprune.overlap(this.truncate("random", 8, seed), singular) for seed in range(60)]
+    # E ||B^T A||^2 / m = n / q for A uniform.
+    assert np.mean(shares) == pytest.approx(8 / this.width, abs=0.03) and np.ptp(shares) > 0.02
+    with pytest.raises(InputError, match="two readouts"):
+        csprune.overlap(singular, case("gpt2").truncate("singular", 8))
+
+
 def test_no_new_truncation_while_one_is_applied() -> None:
     this = cases.build(tiny.make("llama"))
     truncation = this.truncate("fisher", 4)

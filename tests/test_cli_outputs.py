@@ -1,0 +1,119 @@
+"""`csprune evaluate MODEL OUT...`: exported checkpoints as they load, beside their truncation in memory."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny
+from commands import Run, csprune_command, write_jsonl
+from exports import unverified
+
+from csprune.measurement import QUANTITIES
+from csprune.report import read_evaluation
+
+TEXT = ("--sequence-length", "32", "--documents", "20", "--evaluation-documents", "20")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, exports of it made from two texts, and one of another model."""
+    place = tmp_path_factory.mktemp("outputs")
+    tiny.save(tiny.make("gpt2"), place / "model")
+    tiny.save(tiny.make("gpt2", seed=1), place / "foreign")
+    write_jsonl(place / "docs.jsonl", tiny.texts(100))
+    write_jsonl(place / "more.jsonl", tiny.texts(60, seed=1))
+    for name, model, method, data in (
+        ("fisher", "model", "fisher", "docs.jsonl"),
+        ("random", "model", "random", "docs.jsonl"),
+        ("elsewhere", "model", "whitened", "more.jsonl"),
+        ("foreign-out", "foreign", "fisher", "docs.jsonl"),
+    ):
+        with unverified():
+            run = csprune_command(
+                *("compress", place / model, "--rank", "0.3", "--method", method, "--data", place / data),
+                *(*TEXT, "-o", place / name, "--json"),
+            )
+        assert run.status == 0, run.err
+    return place
+
+
+def evaluate(place: Path, *arguments: Any) -> Run:
+    return csprune_command("evaluate", place / "model", "--data", place / "docs.jsonl", *TEXT, *arguments)
+
+
+@pytest.fixture(scope="module")
+def report(place: Path) -> dict[str, Any]:
+    outputs = [place / name for name in ("fisher", "random", "elsewhere")]
+    run = evaluate(place, *outputs, "-o", place / "report", "--json")
+    assert run.status == 0, run.err
+    return json.loads(run.out)
+
+
+def test_without_ranks_and_methods_the_outputs_own_are_measured(report: dict[str, Any]) -> None:
+    found = [(entry["method"], entry["rank"]) for entry in report["truncations"]]
+    assert found == [("fisher", 0.3), ("whitened", 0.3), ("random", 0.3)]
+    assert [entry["name"] for entry in report["checkpoints"]] == ["fisher", "random", "elsewhere"]
+
+
+def test_a_checkpoint_measures_as_its_truncation(report: dict[str, Any], place: Path) -> None:
+    fisher, random, elsewhere = report["checkpoints"]
+    assert fisher["same_calibration"]
+    for name in QUANTITIES:
+        allowed = 0 if name == "top1_agreement" else 1e-4 * abs(fisher[name]["mean"])
+        assert abs(fisher["in_memory"][name]["difference"]) <= allowed
+    # Control: of another text's calibration it is another truncation, and that is said.
+    assert not elsewhere["same_calibration"]
+    assert abs(elsewhere["in_memory"]["logit_distance"]["difference"]) > 1e-2
+    # A random checkpoint is the first of the eight subspaces, not their mean.
+    assert random["in_memory"] is None
+    values = read_evaluation(place / "report").measurements[2].values["logit_distance"]
+    assert random["logit_distance"]["mean"] == pytest.approx(values[0].mean(), rel=1e-4)
+    assert random["logit_distance"]["mean"] != pytest.approx(values.mean(), rel=1e-2)
+
+
+def test_the_terminal_shows_them(place: Path, tmp_path: Path) -> None:
+    run = evaluate(place, place / "fisher", place / "elsewhere", "--rank", "0.1", "-o", tmp_path / "r")
+    assert run.status == 0, run.err
+    assert "checkpoint, as it loads" in run.out and "of another calibration" in run.out
+    # Beside what was asked for, what the outputs need: all methods at 0.1, and their own truncations.
+    report = json.loads((tmp_path / "r/report.json").read_text())
+    found = {(entry["method"], entry["rank"]) for entry in report["truncations"]}
+    assert len(found) == 5 + 3 and {("fisher", 0.3), ("whitened", 0.3), ("random", 0.3)} < found
+
+
+def test_what_is_no_output_of_this_model_is_refused(place: Path, tmp_path: Path) -> None:
+    for output, message in (
+        ("foreign-out", "was not made from .*other weights"),
+        ("foreign", "no checkpoint that csprune wrote"),
+        ("nothing", "no checkpoint that csprune wrote"),
+    ):
+        run = evaluate(place, place / output, "-o", tmp_path / "r")
+        assert run.status == 2
+        assert re.search(message, run.message)
+    assert not (tmp_path / "r").exists()
+
+
+def test_text_that_calibrated_an_output_is_no_test_of_it(place: Path, tmp_path: Path) -> None:
+    command = ("evaluate", place / "model", place / "elsewhere", *TEXT, "-o", tmp_path / "r")
+    text = ("--calibration-data", place / "docs.jsonl", "--evaluation-data", place / "more.jsonl")
+    run = csprune_command(*command, *text)
+    assert run.status == 2 and "also calibrated" in run.message
+    # Control: with an output that has not read it.
+    fine = csprune_command(*command[:2], place / "fisher", *command[3:], *text)
+    assert fine.status == 0, fine.err
+
+
+def test_an_output_without_its_report_is_still_measured(place: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(place / "fisher", bare)
+    (bare / "report.json").unlink()
+    run = evaluate(place, bare, "-o", tmp_path / "r", "--json")
+    assert run.status == 0, run.err
+    (entry,) = json.loads(run.out)["checkpoints"]
+    assert not entry["same_calibration"]  # nothing says that it is
+    assert abs(entry["in_memory"]["loss_change"]["difference"]) < 1e-5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -12,11 +13,23 @@ from typing import Any
 import click
 import torch
 import transformers
+from rich.console import Console
 
 from csprune import jobs
+from csprune.bench.job import bench_job
+from csprune.bench.tables import bench_table
 from csprune.errors import CspruneError, InputError
 from csprune.export import FORMATS
-from csprune.options import PATH, calibration_options, evaluation_options, methods_option, model_options
+from csprune.models import DTYPES
+from csprune.options import (
+    LARGEST_SEED,
+    PATH,
+    calibration_options,
+    count,
+    evaluation_options,
+    methods_option,
+    model_options,
+)
 from csprune.settings import Settings
 from csprune.terminal import Terminal, print_result, print_sizes
 from csprune.truncation import canonical_method
@@ -168,7 +181,80 @@ def evaluate(
     )
     print_result(result, as_json)
     if not as_json:
-        click.echo(f"\nWritten to {output}: report.json, documents.parquet")
+        click.echo(f"\nWritten to {output}: look at report.html; the figures are in report.json")
+
+
+@cli.command(
+    epilog="\b\nExamples:\n  csprune report report\n  csprune report small-model large-model -o comparison",
+)
+@click.argument("reports", metavar="DIR...", nargs=-1, required=True)
+@click.option(
+    "-o", "--output", type=PATH, metavar="OUT", help="Folder to write.  [default: DIR, where it is one]"
+)
+@click.option("--overwrite", is_flag=True, help="Replace an earlier page.")
+def report(reports: Sequence[str], output: Path | None, overwrite: bool) -> None:
+    """Redo the page, the summary and the pictures of reports from their files alone.
+
+    DIR is a folder that evaluate or compress wrote; several are compared on one page.
+    """
+    *_, page = jobs.report_job(list(reports), output, overwrite, Terminal())
+    click.echo(f"Written to {page.parent}: look at {page.name}")
+
+
+@cli.command(
+    epilog="\b\nExamples:\n"
+    "  csprune bench demo ./smaller --tasks csprune_agreement --include-path benchmarks/tasks -o scores\n"
+    "  csprune bench ./my-model ./smaller --tasks lambada_openai,piqa --limit 500 -o scores",
+)
+@click.argument("model")
+@click.argument("outputs", metavar="OUT...", nargs=-1, required=True)
+@click.option(
+    "--tasks",
+    metavar="TASK,...",
+    multiple=True,
+    required=True,
+    help="Tasks, groups and tags of lm-evaluation-harness; * and ? stand for anything.",
+)
+@click.option(
+    "--include-path",
+    type=PATH,
+    metavar="DIR",
+    help="A folder of task files of your own, looked through first.",
+)
+@count("--limit", 2, "The first items of each task only.")
+@count("--num-fewshot", 0, "Solved items shown before each one.  [default: the task's own]")
+@count("--batch-size", 1, "Requests at a time.", default=1, show_default=True)
+@click.option(
+    "--dtype", type=click.Choice(list(DTYPES)), help="Of the models.  [default: the checkpoints' own]"
+)
+@click.option("--device", metavar="NAME", help="A torch device.  [default: cuda where there is one]")
+@click.option("--revision", metavar="NAME", help="Branch, tag or commit of MODEL's hub repository.")
+@click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with a checkpoint.")
+@click.option(
+    "--seed",
+    type=click.IntRange(0, LARGEST_SEED),
+    metavar="N",
+    help="Of lm-eval and of resampling.  [default: lm-eval's own, and 0]",
+)
+@click.option(
+    "-o", "--output", type=PATH, metavar="DIR", required=True, help="Folder to write the scores into."
+)
+@click.option("--overwrite", is_flag=True, help="Replace earlier scores.")
+@click.option("--json", "as_json", is_flag=True, help="Print the report alone, as JSON.")
+def bench(
+    model: str, outputs: Sequence[str], tasks: Sequence[str], output: Path, as_json: bool, **options: Any
+) -> None:
+    """Score MODEL and truncated checkpoints with lm-evaluation-harness, and compare them item by item.
+
+    The scores are those of `lm_eval --model hf --model_args pretrained=OUT,trust_remote_code=True`; added are
+    the paired differences to MODEL with their standard errors.
+    """
+    report = bench_job(model, outputs, tasks, output, Terminal(), **options)
+    if as_json:
+        click.echo(json.dumps(report, indent=2, allow_nan=False))
+    else:
+        Console().print(bench_table(report))
+        click.echo(f"\nWritten to {output}: bench.json, bench.md, bench.svg, items.parquet")
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from csprune.errors import InputError
 from csprune.export import check_export, export
 from csprune.measurement import REFERENCE, Measurement, StoredMeasurement
 from csprune.models import load_model, locate_model
+from csprune.pages.page import check_page_target, write_views
 from csprune.preparation import (
     Prepared,
     Progress,
@@ -28,7 +29,7 @@ from csprune.preparation import (
     run_calibration,
 )
 from csprune.readout import load_readout
-from csprune.report import check_report_target, write_report
+from csprune.report import check_report_target, redo_report, write_report
 from csprune.settings import Settings, check_settings, check_target
 from csprune.stored import measure_loaded
 from csprune.truncation import STRATEGIES, canonical_method
@@ -124,6 +125,7 @@ def evaluate_job(
     check_settings(settings, all_ranks)
     check_target(out, "folder")
     check_report_target(out, overwrite)
+    check_page_target(out, overwrite)
     job = prepare(settings, read_calibration(settings), all_ranks, progress)
     for output in stored:
         _check_output(job, output)
@@ -132,7 +134,37 @@ def evaluate_job(
     evaluation = dataclasses.replace(evaluation, checkpoints=checkpoints)
     report = job.summarise(evaluation)
     write_report(out, evaluation, report)
+    with progress.stage("Drawing"):
+        write_views(out, [(report, evaluation)], [out.resolve().name])
     return Result(report, notes=job.notes)
+
+
+def report_job(directories: list[str], out: Path | None, overwrite: bool, progress: Progress) -> list[Path]:
+    """`csprune report`: redo the page, the summary and the pictures from the files of reports.
+
+    Args:
+        directories: Folders that `evaluate` or `compress` wrote.
+        out: The folder to write; for a single report its own by default.
+        overwrite: Replace an earlier page in `out`.
+        progress: Where to show how far it is.
+
+    Returns:
+        The paths written.
+    """
+    folders = [Path(directory).expanduser() for directory in dict.fromkeys(directories)]
+    if out is None and len(folders) > 1:
+        raise InputError("several reports are compared on one page: give -o a folder for it")
+    if out is not None:
+        check_target(out, "folder")
+        check_report_target(out, overwrite)
+    check_page_target(out or folders[0], overwrite or out is None)
+    with progress.stage("Resampling documents") as step:
+        read = []
+        for done, folder in enumerate(folders):
+            step(done, len(folders))
+            read.append(redo_report(folder))
+    with progress.stage("Drawing"):
+        return write_views(out or folders[0], read, [folder.resolve().name for folder in folders])
 
 
 def _wanted(methods: list[str], ranks: list[float], stored: list[Output]) -> list[tuple[str, float]]:

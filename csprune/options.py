@@ -15,11 +15,12 @@ from csprune.settings import PROTOCOLS
 from csprune.truncation import ALIASES, STRATEGIES
 
 PATH = click.Path(path_type=Path)
-_LARGEST_SEED = 2**32 - 1
+LARGEST_SEED = 2**32 - 1
 
 
 def options(*decorators: Callable) -> Callable:
     """Several decorators as one."""
+
     def apply(function: Callable) -> Callable:
         for decorator in reversed(decorators):
             function = decorator(function)
@@ -99,7 +100,7 @@ evaluation_options = options(
     ),
     click.option(
         "--seed",
-        type=click.IntRange(0, _LARGEST_SEED),
+        type=click.IntRange(0, LARGEST_SEED),
         metavar="N",
         default=0,
         show_default=True,

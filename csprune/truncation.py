@@ -277,6 +277,10 @@ def overlap(first: Truncation, second: Truncation) -> float:
     spanned by singular directions the share of directions in common (paper, Section E.4). Of what `whitened`
     removes, the share in the four bottom bands of 20 is that with `singular` at rank 0.2.
 
+    Args:
+        first: Whose removed subspace is shared out.
+        second: Of the same readout.
+
     Returns:
         From 0 (orthogonal) to 1 (contained).
 

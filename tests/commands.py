@@ -15,7 +15,9 @@ import pytest
 
 from csprune import cli
 
-PROGRESS = re.compile(r"^(Loading|Reading|Calibrating|Evaluating|Resampling|Writing) ")
+PROGRESS = re.compile(
+    r"^(Loading|Reading|Calibrating|Evaluating|Resampling|Drawing|Scoring|Pairing|Writing) "
+)
 
 
 @dataclass

@@ -288,7 +288,9 @@ def test_the_report_has_the_contracts_schema(evaluated: tuple[Run, Path]) -> Non
             assert low <= entry[name]["mean"] <= high
             differences = {"ratio", "ci95", "difference", "difference_ci95"}
             assert set(entry["vs_random"][name]) == differences | statement
-        assert all(set(each) == {"ratio", "ci95"} | statement for each in entry["per_unit_vs_random"].values())
+        assert all(
+            set(each) == {"ratio", "ci95"} | statement for each in entry["per_unit_vs_random"].values()
+        )
     random = next(entry for entry in entries if entry["method"] == "random")
     means = random["subspaces"]["loss_change"]
     assert len(means) == 8 and sum(means) / 8 == pytest.approx(random["loss_change"]["mean"])
@@ -532,7 +534,7 @@ def test_a_defect_is_no_usage_error(place: Path, monkeypatch: pytest.MonkeyPatch
 # --- Help -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", ["", "compress", "calibrate", "evaluate"])
+@pytest.mark.parametrize("command", ["", *cli.cli.commands])
 @pytest.mark.parametrize("columns", ["80", "200"])
 def test_help_has_an_example_and_fits(command: str, columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
@@ -552,20 +554,26 @@ def test_every_example_of_the_help_is_one_that_parses(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[str] = []
-    for name in ("compress_job", "calibrate_job", "evaluate_job"):
+    for name in (
+        "jobs.compress_job",
+        "jobs.calibrate_job",
+        "jobs.evaluate_job",
+        "jobs.report_job",
+        "cli.bench_job",
+    ):
 
         def job(*_args: object, name: str = name, **_options: object) -> None:
             called.append(name)
             raise csprune.CspruneError("stopped")
 
-        monkeypatch.setattr(f"csprune.jobs.{name}", job)
-    for command in ("", "compress", "calibrate", "evaluate"):
+        monkeypatch.setattr(f"csprune.{name}", job)
+    for command in ("", *cli.cli.commands):
         text = csprune_command(*([command] if command else []), "--help").out
         for line in text[text.index("Example") :].splitlines()[1:]:
             before = len(called)
             assert "stopped" in csprune_command(*line.split()[1:]).message
             assert len(called) == before + 1
-    assert len(called) == 7
+    assert len(called) == 11
     # Control: a mistyped example would be seen.
     assert "stopped" not in csprune_command("evaluate", "demo", "--ranks", "0.05", "-o", "report").message
 

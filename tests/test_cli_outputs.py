@@ -1,4 +1,4 @@
-"""`csprune evaluate MODEL OUT...`: exported checkpoints as they load, beside their truncation in memory."""
+"""`csprune evaluate MODEL OUT...`, `report` and `bench`: what is done with the outputs of other commands."""
 
 from __future__ import annotations
 
@@ -117,3 +117,85 @@ def test_an_output_without_its_report_is_still_measured(place: Path, tmp_path: P
     (entry,) = json.loads(run.out)["checkpoints"]
     assert not entry["same_calibration"]  # nothing says that it is
     assert abs(entry["in_memory"]["loss_change"]["difference"]) < 1e-5
+
+
+# --- report ---------------------------------------------------------------------------------------
+
+VIEWS = {"report.html", "report.md", "pictures"}
+
+
+def test_evaluate_writes_the_page(report: dict[str, Any], place: Path) -> None:
+    folder = place / "report"
+    assert {path.name for path in folder.iterdir()} == VIEWS | {"report.json", "documents.parquet"}
+    page = (folder / "report.html").read_text()
+    assert "fisher" in page and f"{report['documents']} documents" in page
+
+
+def test_report_redoes_the_page_from_the_files_alone(
+    report: dict[str, Any], place: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "report"
+    folder.mkdir()
+    for name in ("report.json", "documents.parquet"):
+        shutil.copy(place / "report" / name, folder)
+    run = csprune_command("report", folder)
+    assert run.status == 0 and "look at report.html" in run.out
+    for path in sorted((place / "report").rglob("*")):
+        if path.is_file():
+            assert (folder / path.relative_to(place / "report")).read_bytes() == path.read_bytes(), path.name
+    # It may be done again, and an export has a report too.
+    assert csprune_command("report", folder).status == 0
+    run = csprune_command("report", place / "fisher", "-o", tmp_path / "of-export")
+    assert run.status == 0 and {path.name for path in (tmp_path / "of-export").iterdir()} == VIEWS
+
+
+def test_several_reports_are_compared_on_one_page(
+    report: dict[str, Any], place: Path, tmp_path: Path
+) -> None:
+    both = (place / "report", place / "elsewhere")
+    refused = csprune_command("report", *both)
+    assert refused.status == 2 and "give -o" in refused.message
+    run = csprune_command("report", *both, "-o", tmp_path / "both")
+    assert run.status == 0, run.err
+    assert (tmp_path / "both/pictures/comparison-loss.svg").is_file()
+    again = csprune_command("report", *both, "-o", tmp_path / "both")
+    assert again.status == 2 and "--overwrite" in again.message
+    assert csprune_command("report", *both, "-o", tmp_path / "both", "--overwrite").status == 0
+
+
+def test_report_replaces_nothing_of_others(report: dict[str, Any], place: Path, tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "report.md").write_text("mine")
+    for command in (
+        ("report", place / "report", "-o", own, "--overwrite"),
+        ("evaluate", place / "model", "--data", place / "docs.jsonl", *TEXT, "-o", own, "--overwrite"),
+    ):
+        run = csprune_command(*command)
+        assert run.status == 2 and "not a report of csprune's" in run.message
+    assert (own / "report.md").read_text() == "mine" and len(list(own.iterdir())) == 1
+    run = csprune_command("report", own)
+    assert run.status == 2
+
+
+# --- bench ----------------------------------------------------------------------------------------
+
+
+def test_bench_scores_and_pairs(place: Path, tmp_path: Path) -> None:
+    own = ("--include-path", Path(__file__).parents[1] / "benchmarks/tasks")
+    tasks = ("--tasks", "csprune_agreement_reflexive", *own, "--limit", "8")
+    out = tmp_path / "scores"
+    command = ("bench", place / "model", place / "fisher", *tasks, "--device", "cpu", "-o", out)
+    run = csprune_command(*command, "--json")
+    assert run.status == 0, run.err
+    found = json.loads(run.out)
+    assert found == json.loads((out / "bench.json").read_text())
+    assert {path.name for path in out.iterdir()} == {
+        *("bench.json", "bench.md", "bench.svg", "bench.png", "items.parquet")
+    }
+    refused = csprune_command(*command)
+    assert refused.status == 2 and "--overwrite" in refused.message
+    shown = csprune_command(*command, "--overwrite")
+    assert shown.status == 0 and "csprune_agreement_reflexive" in shown.out and "Written to" in shown.out
+    unknown = csprune_command(*command[:3], "--tasks", "no_such_task", *tasks[2:], "-o", tmp_path / "r")
+    assert unknown.status == 2 and "no_such_task" in unknown.message

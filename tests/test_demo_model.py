@@ -17,10 +17,11 @@ from commands import csprune_command
 from transformers import AutoModelForCausalLM
 
 import csprune
+from csprune.linalg import haar_columns
 
 pytestmark = pytest.mark.slow
 
-DOCUMENTS = 24
+DOCUMENTS, SUBSPACES = 24, 2
 RANKS = (0.05, 0.2)
 NAMES = ("loss_change", "logit_distance", "fisher_term", "prediction_change", "top1_agreement")
 SMALL = ("--documents", str(DOCUMENTS), "--evaluation-documents", str(DOCUMENTS))
@@ -46,12 +47,12 @@ def ours(loaded: Any, text: dict[str, csprune.Windows]) -> csprune.Evaluation:
         csprune.truncate(readout, calibration, method, rank) for rank in RANKS for method in oracle.METHODS
     ]
     return csprune.evaluate(
-        loaded.model, text["confirmation"], truncations, positions="last", random_subspaces=2
+        loaded.model, text["confirmation"], truncations, positions="last", random_subspaces=SUBSPACES
     )
 
 
-def theirs(loaded: Any, text: dict[str, csprune.Windows]) -> tuple[dict, dict[tuple[str, float], dict]]:
-    """Base loss and figures by method and rank, each [documents], from the definitions."""
+def theirs(loaded: Any, text: dict[str, csprune.Windows]) -> dict[tuple[str, float], list[dict]]:
+    """Figures by method and rank, for random of each subspace, each [documents], from the definitions."""
     model = loaded.model
     norm, head = model.model.norm, model.lm_head
     folded = oracle.fold(head.weight.detach(), None, norm.weight.detach(), None, "rmsnorm")
@@ -63,17 +64,28 @@ def theirs(loaded: Any, text: dict[str, csprune.Windows]) -> tuple[dict, dict[tu
         for block, windows in text.items()
     }
     found = oracle.statistics(folded, states["calibration"], positions="last")
-    labels = [(method, rank) for rank in RANKS for method in oracle.METHODS]
+    labels: list[tuple[str, float]] = []
+    projections = []
     q = folded.weight.shape[1]
-    projections = [
-        oracle.projection(method, oracle.removed_count(rank, q), folded=folded, statistics=found)
-        for method, rank in labels
-    ]
+    for rank in RANKS:
+        removed = oracle.removed_count(rank, q)
+        for method in oracle.METHODS:
+            labels.append((method, rank))
+            projections.append(oracle.projection(method, removed, folded=folded, statistics=found))
+        for seed in range(SUBSPACES):
+            labels.append(("random", rank))
+            basis = haar_columns(q, removed, seed).numpy()
+            projections.append(
+                oracle.projection("random", removed, folded=folded, statistics=found, basis=basis)
+            )
     targets = list(text["confirmation"].target_ids.numpy())
     rows = oracle.evaluate(
         folded, states["confirmation"], targets, projections, found.mean_state, positions="last"
     )
-    return rows[0]["loss"], dict(zip(labels, rows, strict=True))
+    by_label: dict[tuple[str, float], list[dict]] = {label: [] for label in labels}
+    for label, row in zip(labels, rows, strict=True):
+        by_label[label].append(row)
+    return by_label
 
 
 def agree(one: float, other: float) -> bool:
@@ -82,19 +94,37 @@ def agree(one: float, other: float) -> bool:
 
 def test_the_figures_are_the_oracles(loaded: Any, text: dict[str, csprune.Windows]) -> None:
     evaluation = ours(loaded, text)
-    base, expected = theirs(loaded, text)
-    assert agree(evaluation.base_loss.mean(), base.mean())
-    measured = {(m.method, m.rank): m for m in evaluation.measurements if m.method != "random"}
-    assert set(measured) == set(expected) and len(expected) == 8
-    for label, row in expected.items():
+    expected = theirs(loaded, text)
+    first = expected["fisher", RANKS[0]][0]
+    assert agree(evaluation.base_loss.mean(), first["loss"].mean())
+    assert agree(evaluation.base_entropy.mean(), first["entropy"].mean())
+    measured = {(m.method, m.rank): m for m in evaluation.measurements}
+    assert set(measured) == set(expected) and len(expected) == 10
+    means = {
+        label: {name: float(np.mean([row[name] for row in rows])) for name in NAMES}
+        for label, rows in expected.items()
+    }
+    for label, row in means.items():
         for name in NAMES:
             value = measured[label].values[name].mean()
-            assert agree(value, row[name].mean()), (label, name, value, row[name].mean())
+            assert agree(value, row[name]), (label, name, value, row[name])
     # Controls: neither another rank nor another method agrees as well.
-    for label, row in expected.items():
+    for label, row in means.items():
         for other, measurement in measured.items():
             if other != label:
-                assert not agree(measurement.values["logit_distance"].mean(), row["logit_distance"].mean())
+                assert not agree(measurement.values["logit_distance"].mean(), row["logit_distance"])
+    # And so are the ratios that a report is read for.
+    for entry in csprune.summarise(evaluation, draws=10)["truncations"]:
+        own, random = means[entry["method"], entry["rank"]], means["random", entry["rank"]]
+        for name, comparison in entry["per_unit_vs_random"].items():
+            rate, other = (each[name] / each["logit_distance"] for each in (own, random))
+            # On so few documents the loss may fall; then there is no ratio, rather than a negative one.
+            assert comparison["ratio"] == (pytest.approx(rate / other, rel=2e-3) if other > 0 else None)
+        for name in NAMES[:-1]:
+            comparison, expected_ratio = entry["vs_random"][name], own[name] / random[name]
+            assert comparison["ratio"] == (
+                pytest.approx(expected_ratio, rel=2e-3) if random[name] > 0 else None
+            )
 
 
 # Not getrusage: its peak is inherited from the process that started this one.

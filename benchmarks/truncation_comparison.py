@@ -3,8 +3,8 @@
     python benchmarks/truncation_comparison.py MODEL... -o DIR [--data demo] [--protocol quick]
 
 For each model: all methods at 5, 10 and 20% of the rank beside random truncation, written as DIR/NAME (the
-files of `csprune evaluate`), and what the paper says besides: the overlap of the removed sets, and the share of
-the whitened removal that lies in the four bottom bands. DIR/comparison.md has the table of all models,
+files of `csprune evaluate`), and what the paper says besides: the overlap of the removed sets, and the share
+of the whitened removal that lies in the four bottom bands. DIR/comparison.md has the table of all models,
 DIR/report.html and DIR/pictures the page with Figure 4. A model that DIR has already is not run again.
 """
 

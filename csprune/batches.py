@@ -9,8 +9,15 @@ import torch
 from csprune.corpus import Windows
 from csprune.readout import Readout
 
-# Elements of a [tokens, V] matrix held at once (32 MiB in float32).
+# Elements of a [tokens, V] matrix held at once (32 MiB in float32),
 CHUNK_ELEMENTS = 1 << 23
+# but not fewer tokens: each chunk reads what every truncation does to the whole vocabulary.
+LEAST_TOKENS = 128
+
+
+def tokens_at_once(vocabulary: int) -> int:
+    """How many tokens' predictions are held at once."""
+    return max(LEAST_TOKENS, CHUNK_ELEMENTS // vocabulary)
 
 
 def batches(

@@ -20,8 +20,9 @@ from csprune.linalg import row_blocks
 from csprune.measurement import QUANTITIES
 from csprune.unembedding import Unembedding
 
-# Tokens x vocabulary entries worked on at once: small enough for a cache, large enough for fast products.
-_BLOCK_ELEMENTS = 1 << 21
+# Tokens x vocabulary entries worked on at once: a megabyte in float32, so that what one pass leaves in the
+# caches the next one finds there, and large enough for fast products.
+_BLOCK_ELEMENTS = 1 << 18
 # Two float32 sums of the same products in another order differ by a few roundings of their terms.
 _ROUNDING = 8
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from csprune.batches import CHUNK_ELEMENTS, batches
+from csprune.batches import batches, tokens_at_once
 from csprune.calibration import BATCH_SIZE, check_run
 from csprune.changes import Prediction, measure_nested
 from csprune.corpus import Windows, count_shared
@@ -228,7 +228,7 @@ def _measure(
     """The unchanged loss and entropy, float64 [2, tokens], and every family's figures; u is [tokens, q]."""
     base: list[torch.Tensor] = []
     parts: list[list[_Figures]] = [[] for _ in families]
-    chunk = max(1, CHUNK_ELEMENTS // unembedding.vocabulary)
+    chunk = tokens_at_once(unembedding.vocabulary)
     for part, next_tokens in zip(u.split(chunk), targets.split(chunk), strict=True):
         prediction = Prediction.of(unembedding, part, next_tokens)
         base.append(torch.stack([prediction.loss, prediction.entropy]))

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from csprune.batches import CHUNK_ELEMENTS, batches
+from csprune.batches import batches, tokens_at_once
 from csprune.calibration import BATCH_SIZE
 from csprune.changes import Prediction, check_finite, log_softmax, measure_logits
 from csprune.corpus import Windows
@@ -49,7 +49,7 @@ def stored_loss(
     unembedding = truncation.readout.unembedding
     factors = truncation.factors(dtype)
     up, down, offset = (f.to(unembedding.compute_dtype) for f in (factors.up, factors.down, factors.offset))
-    chunk = max(1, CHUNK_ELEMENTS // unembedding.vocabulary)
+    chunk = tokens_at_once(unembedding.vocabulary)
     read = batches(truncation.readout, windows, positions, skip_first, batch_size, progress)
     losses: list[torch.Tensor] = []
     with torch.no_grad():
@@ -96,7 +96,7 @@ def measure_loaded(
     """
     unembedding = readout.unembedding
     device = model.get_input_embeddings().weight.device
-    chunk = max(1, CHUNK_ELEMENTS // unembedding.vocabulary)
+    chunk = tokens_at_once(unembedding.vocabulary)
     batch_size = max(1, chunk // windows.sequence_length)  # the checkpoint gives the logits of every position
     start = windows.sequence_length - 1 if positions == "last" else skip_first
     outputs: list[torch.Tensor] = []

@@ -138,7 +138,8 @@ def certain(doubt: float, seed: int, size: float) -> tuple[Any, ...]:
     targets = torch.zeros(TOKENS, 1, dtype=torch.int64)
     log_p, p = log_softmax(logits.clone())
     loss = -log_p.gather(1, targets).squeeze(1).double()
-    prediction = Prediction(None, None, log_p, p, targets, logits.argmax(1, keepdim=True), loss)  # type: ignore[arg-type]
+    top = logits.argmax(1, keepdim=True)
+    prediction = Prediction(None, None, log_p, p, targets, top, loss, loss)  # type: ignore[arg-type]
     change = x.double() @ image.double().mT
     change = (change - change[:, :1]).numpy()
     exact = np.exp(oracle.log_softmax(logits.double().numpy()))
@@ -214,7 +215,8 @@ def test_the_top_token_is_not_lost_to_the_rounding_of_its_own_change() -> None:
     log_p, p = log_softmax(logits)
     targets = torch.zeros(tokens, 1, dtype=torch.int64)
     top = log_p.argmax(1, keepdim=True)
-    prediction = Prediction(None, None, log_p, p, targets, top, log_p[:, 0].double())  # type: ignore[arg-type]
+    unused = log_p[:, 0].double()
+    prediction = Prediction(None, None, log_p, p, targets, top, unused, unused)  # type: ignore[arg-type]
     x = strength * normal(generator, tokens, width).float()
     row = normal(generator, width).float()
     image = row.expand(VOCABULARY, width).clone()  # every logit changes alike: no prediction does

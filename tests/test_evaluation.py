@@ -136,7 +136,7 @@ def test_chunks_blocks_and_batches_do_not_matter(
         return whole(unembedding, u, targets)
 
     monkeypatch.setattr(changes.Prediction, "of", counted)
-    monkeypatch.setattr(evaluation, "CHUNK_ELEMENTS", tokens * tiny.VOCABULARY)
+    monkeypatch.setattr(evaluation, "tokens_at_once", lambda _vocabulary: tokens)
     monkeypatch.setattr(changes, "_BLOCK_ELEMENTS", min(tokens, 3 * cases.LENGTH) * rows)
     compare(run(this, truncations, random_subspaces=1), expected)
     assert sum(calls) == 3 * cases.LENGTH and max(calls) == min(tokens, 3 * cases.LENGTH)  # it was in chunks

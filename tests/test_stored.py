@@ -73,7 +73,7 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
         other, csprune.truncate(csprune.load_readout(other), this.calibration, "fisher", removed=5)
     ):
         whole = stored.measure_loaded(other, this.readout, this.held_out)
-        monkeypatch.setattr(stored, "CHUNK_ELEMENTS", 3 * tiny.VOCABULARY)
+        monkeypatch.setattr(stored, "tokens_at_once", lambda _vocabulary: 3)
         parts = stored.measure_loaded(other, this.readout, this.held_out)
     for name in QUANTITIES:
         np.testing.assert_allclose(parts[name], whole[name], rtol=1e-4, atol=1e-6)

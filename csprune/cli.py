@@ -237,12 +237,21 @@ def report(reports: Sequence[str], output: Path | None, overwrite: bool) -> None
     help="Of lm-eval and of resampling.  [default: lm-eval's own, and 0]",
 )
 @click.option(
-    "-o", "--output", type=PATH, metavar="DIR", required=True, help="Folder to write the scores into."
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="DIR",
+    help="Folder to write the scores, their picture and every item into.  [default: none, they are shown]",
 )
 @click.option("--overwrite", is_flag=True, help="Replace earlier scores.")
 @click.option("--json", "as_json", is_flag=True, help="Print the report alone, as JSON.")
 def bench(
-    model: str, outputs: Sequence[str], tasks: Sequence[str], output: Path, as_json: bool, **options: Any
+    model: str,
+    outputs: Sequence[str],
+    tasks: Sequence[str],
+    output: Path | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Score MODEL and truncated checkpoints with lm-evaluation-harness, and compare them item by item.
 
@@ -254,7 +263,8 @@ def bench(
         click.echo(json.dumps(report, indent=2, allow_nan=False))
     else:
         Console().print(bench_table(report))
-        click.echo(f"\nWritten to {output}: bench.json, bench.md, bench.svg, items.parquet")
+        if output is not None:
+            click.echo(f"\nWritten to {output}: bench.json, bench.md, bench.svg, items.parquet")
 
 
 def main() -> None:

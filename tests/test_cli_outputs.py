@@ -197,5 +197,8 @@ def test_bench_scores_and_pairs(place: Path, tmp_path: Path) -> None:
     assert refused.status == 2 and "--overwrite" in refused.message
     shown = csprune_command(*command, "--overwrite")
     assert shown.status == 0 and "csprune_agreement_reflexive" in shown.out and "Written to" in shown.out
+    before = sorted(tmp_path.iterdir())
+    bare = csprune_command(*command[:-2])  # without -o nothing is written
+    assert bare.status == 0 and bare.out in shown.out and sorted(tmp_path.iterdir()) == before
     unknown = csprune_command(*command[:3], "--tasks", "no_such_task", *tasks[2:], "-o", tmp_path / "r")
     assert unknown.status == 2 and "no_such_task" in unknown.message

@@ -47,7 +47,7 @@ def bench_job(
     model: str,
     outputs: Sequence[str],
     tasks: Sequence[str],
-    out: Path,
+    out: Path | None,
     progress: Progress,
     *,
     include_path: Path | None = None,
@@ -70,7 +70,7 @@ def bench_job(
         model: The original: a local folder, a hub id, or "demo".
         outputs: Folders of checkpoints to compare with it: csprune's or any others.
         tasks: Names of tasks, groups and tags of lm-eval's; a comma separates several in one string.
-        out: The folder of the report.
+        out: The folder of the report; None to write none.
         progress: Where to show how far it is.
         include_path: A folder of task files.
         limit: The first items of each task only.
@@ -90,8 +90,9 @@ def bench_job(
         InputError: What can be told before the first model is loaded.
         CspruneError: What shows only then: the models did not answer the same items, for instance.
     """
-    check_target(out, "folder")
-    check_bench_target(out, overwrite)
+    if out is not None:
+        check_target(out, "folder")
+        check_bench_target(out, overwrite)
     contenders = _contenders(model, outputs, revision)
     if limit is not None and limit < 2:
         raise InputError(f"--limit {limit} leaves no standard error: give 2 items at least")
@@ -125,11 +126,12 @@ def bench_job(
             "include_path": None if include_path is None else str(include_path),
             "revision": revision,
         }
-        with theme.drawing():
-            figure = forest(report)
-            pictures = (theme.svg_file(figure), theme.png_file(figure))
-        items = items_table([each.name for each in contenders], scores)
-        write_bench(out, report, items, bench_markdown(report), pictures)
+        if out is not None:
+            with theme.drawing():
+                figure = forest(report)
+                pictures = (theme.svg_file(figure), theme.png_file(figure))
+            items = items_table([each.name for each in contenders], scores)
+            write_bench(out, report, items, bench_markdown(report), pictures)
     return report
 
 

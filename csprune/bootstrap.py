@@ -53,7 +53,7 @@ class Resampling:
             changes no draw.
 
     Raises:
-        InputError: If there are fewer than 2 documents, no draws, or the seed is negative.
+        InputError: If no block has 2 documents, there are no draws, or the seed is negative.
     """
 
     blocks: np.ndarray
@@ -66,6 +66,11 @@ class Resampling:
             raise InputError(
                 f"an interval over documents needs at least 2 of them, not {self.blocks.size}: "
                 "evaluate on more or longer texts"
+            )
+        if np.unique(self.blocks, return_counts=True)[1].max() < 2:
+            raise InputError(
+                f"each of the {self.blocks.size} blocks has a single document, so that no draw differs from "
+                "another: evaluate on more texts"
             )
         if self.draws < 1:
             raise InputError(f"the bootstrap needs at least 1 draw, not {self.draws}")

@@ -113,7 +113,7 @@ def model_card(details: Mapping[str, Any], report: dict[str, Any] | None, origin
             "",
         ]
     lines += [
-        _LOADING,
+        _LOADING.replace("FOLDER", details["name"]),
         "The final norm's gain and bias are folded into the head, so `hidden_states[-1]` is the normalised "
         "state without them.",
         "",

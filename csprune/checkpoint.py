@@ -7,6 +7,7 @@ The format: 8 bytes of header length, a JSON header with each tensor's dtype, sh
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Set
@@ -29,6 +30,18 @@ _DTYPES = {
 }
 _COPY_BUFFER = 1 << 24
 _HEADER_LIMIT = 100_000_000  # safetensors' own
+
+
+def weights_digest(folder: Path) -> str:
+    """SHA-256 (hex) of a checkpoint's safetensors files, by name and content: which weights these are."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.glob("*.safetensors")):
+        own = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(_COPY_BUFFER):
+                own.update(block)
+        digest.update(f"{path.name} {own.hexdigest()}\n".encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

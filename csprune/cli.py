@@ -172,8 +172,8 @@ def evaluate(
 ) -> None:
     """Compare truncations of MODEL on held-out text, without writing a checkpoint.
 
-    Each OUT, a checkpoint that compress made from MODEL, is also measured as it loads; with any, and without
-    --rank and --method, nothing else is but its own truncation in memory.
+    Each OUT, a checkpoint that compress made from MODEL, is measured as it loads, beside the same truncation
+    in memory. Then no others but random ones are evaluated, unless --rank or --method asks for them.
     """
     settings = Settings(**options)
     result = jobs.evaluate_job(
@@ -221,7 +221,7 @@ def report(reports: Sequence[str], output: Path | None, overwrite: bool) -> None
     metavar="DIR",
     help="A folder of task files of your own, looked through first.",
 )
-@count("--limit", 2, "The first items of each task only.")
+@count("--limit", 2, "The first items of each task only (of each task in a group).")
 @count("--num-fewshot", 0, "Solved items shown before each one.  [default: the task's own]")
 @count("--batch-size", 1, "Requests at a time.", default=1, show_default=True)
 @click.option(
@@ -264,7 +264,7 @@ def bench(
     else:
         Console().print(bench_table(report))
         if output is not None:
-            click.echo(f"\nWritten to {output}: bench.json, bench.md, bench.svg, items.parquet")
+            click.echo(f"\nWritten to {output}: bench.json, bench.md, bench.svg and .png, items.parquet")
 
 
 def main() -> None:

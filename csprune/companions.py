@@ -10,14 +10,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from csprune import hf
 from csprune.checkpoint import Checkpoint, copy_file
 from csprune.errors import InputError
 from csprune.report import REPORT_FILE
-from csprune.truncation import Truncation
+from csprune.truncation import STRATEGIES, Truncation, removed_directions
 
+_COMPARED = 4  # tensors
 # Other copies of the original's weights: carried over, they would pass for the truncated model's.
 _WEIGHTS = set(
     ".bin .ckpt .gguf .h5 .mlmodel .msgpack .npz .onnx .onnx_data .ot .pt .pth .safetensors .tflite".split()
@@ -117,8 +119,39 @@ def read_output(path: str) -> Output:
         calibration, documents = (report["export"][k] for k in ("calibration", "calibration_documents"))
     except (OSError, ValueError, KeyError, TypeError):
         calibration, documents = None, ()
-    truncation = {name: config[name] for name in ("method", "rank", "removed", "kept")}
-    return Output(path, **truncation, calibration=calibration, documents=tuple(documents))
+    try:
+        output = Output(
+            path,
+            *(config[name] for name in ("method", "rank", "removed", "kept")),
+            calibration=calibration,
+            documents=tuple(documents),
+        )
+        of_rank = removed_directions(output.rank, output.removed + output.kept)
+        sound = output.method in STRATEGIES and output.removed == of_rank
+    except (KeyError, TypeError, InputError):
+        sound, output = False, None
+    if output is None or not sound:
+        raise InputError(
+            f"the quantization_config in {folder / 'config.json'} is not what csprune writes: compress again"
+        )
+    return output
+
+
+def check_made_from(source: Path, path: str) -> None:
+    """Refuse an exported checkpoint of another model, by a few tensors that an export leaves as they are.
+
+    Raises:
+        InputError: It shares no matrix with the source, or one of the smallest differs.
+    """
+    original, made = Checkpoint.open(source), Checkpoint.open(Path(path).expanduser())
+    shared = [
+        name
+        for name, shape in original.shapes.items()
+        if len(shape) > 1 and made.shapes.get(name) == shape and made.dtypes[name] == original.dtypes[name]
+    ]
+    few = sorted(shared, key=lambda name: (original.nbytes[name], name))[:_COMPARED]
+    if not few or not all(torch.equal(original.tensor(name), made.tensor(name)) for name in few):
+        raise InputError(f"{path} was not made from {source}: its weights are others; give that model")
 
 
 def carry_over(source: Path, folder: Path, written: Set[str]) -> None:

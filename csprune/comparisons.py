@@ -67,7 +67,9 @@ def summarise(evaluation: Evaluation, *, draws: int = DRAWS, seed: int = 0) -> d
         "per_unit_vs_random": Family(
             compared, "one per-unit ratio against random, over all methods and ranks"
         ),
-        "between_methods": Family(max(1, len(pairs)), "loss differences of all pairs of methods at one rank"),
+        "between_methods": Family(
+            max(1, len(pairs)), "the loss differences of all pairs of methods, over all ranks"
+        ),
     }
     bootstrap = {
         "draws": draws,
@@ -187,6 +189,7 @@ def _checkpoints(evaluation: Evaluation, resampling: Resampling) -> list[dict[st
             "removed": own.removed,
             "kept": own.kept,
             "dtype": stored.dtype,
+            "weights_sha256": stored.weights,
             "same_calibration": stored.same_calibration,
             "loss": _mean(loss),
             **{name: _mean(figures[name]) for name in QUANTITIES},

@@ -149,6 +149,7 @@ def evaluate(
         "batch_size": batch_size,
         "evaluation": windows.describe(),
         "calibration": truncations[0].calibration.details,
+        "effective_rank": next((t.effective_rank for t in truncations if t.effective_rank is not None), None),
         "versions": versions(),
         **(protocol or {}),
     }

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from csprune.calibration import Calibration
-from csprune.companions import Output, read_output
+from csprune.checkpoint import weights_digest
+from csprune.companions import Output, check_made_from, read_output
 from csprune.corpus import count_shared
 from csprune.errors import InputError
 from csprune.export import check_export, export
@@ -29,7 +30,7 @@ from csprune.preparation import (
     run_calibration,
 )
 from csprune.readout import load_readout
-from csprune.report import check_report_target, redo_report, write_report
+from csprune.report import REPORT_FILE, check_report_target, redo_report, write_report
 from csprune.settings import Settings, check_settings, check_target
 from csprune.stored import measure_loaded
 from csprune.truncation import STRATEGIES, canonical_method
@@ -119,14 +120,22 @@ def evaluate_job(
         overwrite: Replace an earlier report.
         progress: Where to show how far it is.
     """
-    stored = [read_output(path) for path in dict.fromkeys(outputs)]
+    stored = [read_output(path) for path in _different(outputs)]
     truncations = _wanted(methods, ranks, stored)
     all_ranks = list(dict.fromkeys(rank for _, rank in truncations))
     check_settings(settings, all_ranks)
     check_target(out, "folder")
     check_report_target(out, overwrite)
     check_page_target(out, overwrite)
+    source = locate_model(settings.model, revision=settings.revision)
+    for output in stored:
+        check_made_from(source, output.path)
     job = prepare(settings, read_calibration(settings), all_ranks, progress)
+    job.notes += [
+        f"{output.path} has no report: whether these documents calibrated it is not known."
+        for output in stored
+        if output.calibration is None
+    ]
     for output in stored:
         _check_output(job, output)
     evaluation = job.evaluate([job.truncate(method, rank) for method, rank in truncations])
@@ -151,7 +160,10 @@ def report_job(directories: list[str], out: Path | None, overwrite: bool, progre
     Returns:
         The paths written.
     """
-    folders = [Path(directory).expanduser() for directory in dict.fromkeys(directories)]
+    folders = [Path(directory).expanduser() for directory in _different(directories)]
+    for folder in folders:
+        if not (folder / REPORT_FILE).is_file():
+            raise InputError(f"there is no report in {folder}: give a folder that evaluate or compress wrote")
     if out is None and len(folders) > 1:
         raise InputError("several reports are compared on one page: give -o a folder for it")
     if out is not None:
@@ -164,7 +176,18 @@ def report_job(directories: list[str], out: Path | None, overwrite: bool, progre
             step(done, len(folders))
             read.append(redo_report(folder))
     with progress.stage("Drawing"):
-        return write_views(out or folders[0], read, [folder.resolve().name for folder in folders])
+        try:
+            return write_views(out or folders[0], read, [folder.resolve().name for folder in folders])
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+            raise InputError(
+                f"a report.json of {', '.join(map(str, folders))} has entries that csprune does not write "
+                f"({error!r}): evaluate again"
+            ) from error
+
+
+def _different(folders: list[str]) -> list[str]:
+    """Each folder once, whatever it is called."""
+    return list({Path(each).expanduser().resolve(): each for each in reversed(folders)}.values())[::-1]
 
 
 def _wanted(methods: list[str], ranks: list[float], stored: list[Output]) -> list[tuple[str, float]]:
@@ -217,4 +240,5 @@ def _measure_output(job: Prepared, output: Output) -> StoredMeasurement:
         values = {name: value[None] for name, value in values.items()}
     measurement = Measurement(output.method, output.rank, output.removed, output.kept, values)
     same = output.calibration is not None and job.calibration.same_as(output.calibration)
-    return StoredMeasurement(output.path, details["dtype"], same, measurement)
+    weights = weights_digest(loaded.folder)
+    return StoredMeasurement(output.path, details["dtype"], weights, same, measurement)

@@ -65,6 +65,7 @@ class StoredMeasurement:
     Attributes:
         path: The checkpoint's folder, as it was given.
         dtype: What it was loaded in.
+        weights: SHA-256 of its weight files.
         same_calibration: Its truncation was made from the calibration that the measurements used, of the
             same weights and text: only then does it differ from its in-memory counterpart by nothing but
             what storing and loading do.
@@ -73,6 +74,7 @@ class StoredMeasurement:
 
     path: str
     dtype: str
+    weights: str
     same_calibration: bool
     measurement: Measurement
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -30,6 +31,11 @@ _NOT_FETCHED = [
     "consolidated*",
     "*.ckpt",
 ]
+LOADING_ERRORS = (
+    *(OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, AttributeError),
+    SafetensorError,
+)
+"""What transformers and safetensors raise for a checkpoint that cannot be loaded."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -167,8 +173,9 @@ def load_model(
         raise InputError(f"unknown dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
     place = _usable_device(device or "cpu")
     folder = locate_model(name, revision=revision)
+    checkpoint = Checkpoint.open(folder)
     if not truncated:
-        check_source(Checkpoint.open(folder), trust_remote_code)
+        check_source(checkpoint, trust_remote_code)
     # False, never None: at None transformers would ask on the terminal.
     options: dict[str, Any] = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     with _refusals(folder, "transformers cannot load {folder}: {reason}"):
@@ -193,7 +200,7 @@ def _refusals(folder: Path, message: str) -> Iterator[None]:
     """Give transformers' many errors one form."""
     try:
         yield
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, AttributeError) as error:
+    except LOADING_ERRORS as error:
         if isinstance(error, torch.OutOfMemoryError):
             raise
         if "trust_remote_code" in str(error):

@@ -102,17 +102,20 @@ class Prepared:
         settings, details = self.settings, self.calibration.details
         used = {name: settings.resolved(name) for name in PROTOCOLS[settings.protocol]}
         used |= {name: details[name] for name in ("positions", "skip_first", "sequence_length")}
-        if settings.calibration is not None:
-            used["documents"] = len(self.calibration.documents)
-        used["random_subspaces"] = settings.random_subspaces
-        departures = [name for name, value in PROTOCOLS[settings.protocol].items() if used[name] != value]
+        used |= {
+            "documents": len(self.calibration.documents),
+            "evaluation_documents": len(self.windows),
+            "random_subspaces": settings.random_subspaces,
+        }
         return {
             "name": settings.protocol,
-            "departures": departures,
+            "departures": {
+                name: {"protocol": value, "here": used[name]}
+                for name, value in PROTOCOLS[settings.protocol].items()
+                if used[name] != value
+            },
             "revision": settings.revision,
             "sequence_length": used["sequence_length"],
-            "documents_wanted": used["documents"],
-            "evaluation_documents_wanted": used["evaluation_documents"],
             "equal_blocks": used["equal_blocks"],
         }
 

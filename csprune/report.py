@@ -18,6 +18,7 @@ from csprune.measurement import QUANTITIES, REFERENCE, Evaluation, Measurement, 
 
 REPORT_FILE = "report.json"
 DOCUMENTS_FILE = "documents.parquet"
+_MOST_DRAWS = 10_000_000  # what a file may ask for
 
 
 def check_report_target(directory: Path, overwrite: bool) -> None:
@@ -31,8 +32,17 @@ def check_report_target(directory: Path, overwrite: bool) -> None:
         return
     if not _is_report(directory):
         raise InputError(f"{directory / there[0]} is not a report of csprune's: choose another -o")
+    if _exported(directory):
+        raise InputError(
+            f"{directory} is an exported checkpoint, whose report says how it was made: choose another -o"
+        )
     if not overwrite:
         raise InputError(f"{directory} holds a report already: choose another -o, or add --overwrite")
+
+
+def _exported(directory: Path) -> bool:
+    """Whether a report is that of `compress`."""
+    return "export" in json.loads((directory / REPORT_FILE).read_text(encoding="utf-8"))
 
 
 def _is_report(directory: Path) -> bool:
@@ -147,7 +157,7 @@ def read_evaluation(directory: str | Path) -> Evaluation:
         if not table.schema.equals(_FIELDS):
             raise ValueError(f"the columns {', '.join(table.column_names)} are not those expected")
         return _evaluation(report, table)
-    except (OSError, ValueError, KeyError, TypeError, IndexError, pa.ArrowException) as error:
+    except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise InputError(
             f"{directory} has no readable report ({type(error).__name__}: {reason}): it needs the "
@@ -172,13 +182,17 @@ def redo_report(directory: str | Path) -> tuple[dict[str, Any], Evaluation]:
     stored = json.loads((directory / REPORT_FILE).read_text(encoding="utf-8"))
     try:
         bootstrap = stored["protocol"]["bootstrap"]
+        if not 0 < bootstrap["draws"] <= _MOST_DRAWS:
+            raise ValueError(f"{bootstrap['draws']} draws")
         report = summarise(evaluation, draws=bootstrap["draws"], seed=bootstrap["seed"])
         pairs = [(stored["base_loss"]["mean"], report["base_loss"]["mean"])]
-        for old, new in zip(stored["truncations"], report["truncations"], strict=True):
+        entries = [each["truncations"] + each.get("checkpoints", []) for each in (stored, report)]
+        for old, new in zip(*entries, strict=True):
             pairs += [(old[name]["mean"], new[name]["mean"]) for name in QUANTITIES]
-    except (KeyError, TypeError, ValueError) as error:
+        equal = all(math.isclose(old, new, rel_tol=1e-9, abs_tol=1e-12) for old, new in pairs)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{directory / REPORT_FILE} is not whole ({error!r}): evaluate again") from error
-    if not all(math.isclose(old, new, rel_tol=1e-9, abs_tol=1e-12) for old, new in pairs):
+    if not equal:
         raise InputError(
             f"{directory / REPORT_FILE} does not have the means of the values in {DOCUMENTS_FILE}: one of "
             "them was changed; evaluate again"
@@ -210,12 +224,23 @@ def _evaluation(report: dict[str, Any], table: pa.Table) -> Evaluation:
                 f"{len(rows)} rows for {entry['method']} at rank {entry['rank']}, "
                 f"not {' x '.join(map(str, shape))}"
             )
+        for name, common in of_documents.items():
+            same = table[name].take(pa.array(rows)).to_pylist() == common * (len(rows) // documents)
+            if not same:
+                raise ValueError(
+                    f"the {name} of {entry['method']} at rank {entry['rank']} are not the others'"
+                )
         values = {name: columns[name][rows].reshape(shape) for name in QUANTITIES}
         return Measurement(entry["method"], entry["rank"], entry["removed"], entry["kept"], values)
 
     if not report["truncations"]:
         raise ValueError("it has no truncation")
     first = rows_of(report["truncations"][0], None)[:documents]
+    # What belongs to a document, and must be the same, in the same order, for every truncation.
+    of_documents = {
+        name: table[name].take(pa.array(first)).to_pylist()
+        for name in ("document", "block", "base_loss", "base_entropy")
+    }
     protocol = {name: value for name, value in report["protocol"].items() if name != "bootstrap"}
     return Evaluation(
         model=report["model"],
@@ -229,6 +254,7 @@ def _evaluation(report: dict[str, Any], table: pa.Table) -> Evaluation:
             StoredMeasurement(
                 entry["path"],
                 entry["dtype"],
+                entry["weights_sha256"],
                 entry["same_calibration"],
                 measurement(entry, entry["path"]),
             )

@@ -12,11 +12,13 @@ from rich.text import Text
 from csprune.measurement import REFERENCE
 
 _HEADINGS = ("rank", "method", "loss change", "D", "F", "K", "top-1")
-_STORED_HEADINGS = ("checkpoint, as it loads", "loss change", "in memory", "difference")
+_STORED_HEADINGS = ("checkpoint", "loss change", "in memory", "difference")
+_STORED_LEGEND = "Checkpoints as they load; in memory: the same truncation, not stored."
+_OTHER_CALIBRATION = "+: made from another calibration than this run's."
 # Sentences of one line each, so that none is broken in a terminal of 80 columns.
 _LEGEND = (
     "Loss change in nats, with its 95% interval over documents.",
-    f"*: the difference from {REFERENCE}'s loss change is established.",
+    f"method*: its loss change is established to differ from {REFERENCE}'s.",
     "D: logit distance, logit^2. F: Fisher term, nats. K: prediction change, nats.",
     "top-1: how often the most probable token stays the same.",
     f"{REFERENCE}: the mean over random subspaces of the same size.",
@@ -76,12 +78,12 @@ def _rows(report: dict[str, Any]) -> list[list[str]]:
     rows = []
     for entry in sorted(entries, key=lambda each: each["rank"]):
         low, high = entry["loss_change"]["ci95"]
-        mark = "*" if entry["vs_random"]["loss_change"]["established"] else " "
+        mark = "*" if entry["vs_random"]["loss_change"]["established"] else ""
         rows.append(
             [
                 f"{entry['rank']:g}",
-                entry["method"],
-                f"{_nats(entry['loss_change']['mean'])} [{_nats(low)}, {_nats(high)}]{mark}",
+                entry["method"] + mark,
+                f"{_nats(entry['loss_change']['mean'])} [{_nats(low)}, {_nats(high)}]",
                 _figure(entry["logit_distance"]["mean"]),
                 _figure(entry["fisher_term"]["mean"]),
                 _figure(entry["prediction_change"]["mean"]),
@@ -98,9 +100,11 @@ def _stored_rows(report: dict[str, Any]) -> list[list[str]]:
         beside = entry["in_memory"]
         row = [entry["name"], _nats(entry["loss_change"]["mean"]), "-", "-"]
         if beside is not None:
-            note = "" if entry["same_calibration"] else " (of another calibration)"
+            note = "" if entry["same_calibration"] else "+"
             change = beside["loss_change"]
-            row[2:] = [_nats(change["mean"]) + note, f"{change['difference']:+.1e}"]
+            low, high = (f"{end:+.0e}" for end in change["difference_ci95"])
+            row[0] += note
+            row[2:] = [_nats(change["mean"]), f"{change['difference']:+.0e} [{low}, {high}]"]
         rows.append(row)
     return rows
 
@@ -109,7 +113,12 @@ def _stored_markdown(report: dict[str, Any]) -> list[str]:
     if "checkpoints" not in report:
         return []
     rows = [_STORED_HEADINGS, ["---"] * len(_STORED_HEADINGS), *_stored_rows(report)]
-    return ["", *(f"| {' | '.join(row)} |" for row in rows)]
+    return ["", *(f"| {' | '.join(row)} |" for row in rows), "", " ".join(_stored_legend(report))]
+
+
+def _stored_legend(report: dict[str, Any]) -> list[str]:
+    other = any(entry["in_memory"] and not entry["same_calibration"] for entry in report["checkpoints"])
+    return [_STORED_LEGEND, *([_OTHER_CALIBRATION] if other else [])]
 
 
 def _stored_table(report: dict[str, Any]) -> list[Any]:
@@ -121,11 +130,14 @@ def _stored_table(report: dict[str, Any]) -> list[Any]:
         body.add_column(heading, justify="left" if left else "right", overflow="fold")
     for row in _stored_rows(report):
         body.add_row(*map(Text, row))
-    return [Text(), body]
+    legend = (Text(line, style="dim") for line in _stored_legend(report))
+    return [Text(), body, Text(), *legend]
 
 
 def _nats(value: float) -> str:
     """A signed loss change, seven characters wide below a hundred nats."""
+    if 0 < abs(value) < 0.00005:
+        return f"{value:+.0e}"
     return f"{value:+.4f}" if abs(value) < 9.99995 else f"{value:+.3f}"
 
 

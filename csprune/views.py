@@ -24,7 +24,7 @@ class Views:
 
     Attributes:
         draws: With their bootstrap draws.
-        blocks: In each block of documents alone; point estimates.
+        blocks: In each block of more than one document alone; point estimates.
         halves: With each half of the random subspaces alone; point estimates. Empty where a half has none.
     """
 
@@ -51,8 +51,12 @@ def make_views(evaluation: Evaluation, resampling: Resampling) -> tuple[Views, S
     columns = _columns(measurements)
     base = {"base_loss": evaluation.base_loss, "base_entropy": evaluation.base_entropy}
     statistics = resampling.statistics(np.column_stack([*base.values(), columns]))
+    labels, sizes = np.unique(evaluation.blocks, return_counts=True)
+    # A block of one document repeats nothing: it is no second look.
     blocks = [
-        _points(columns[evaluation.blocks == label].mean(axis=0)) for label in np.unique(evaluation.blocks)
+        _points(columns[evaluation.blocks == label].mean(axis=0))
+        for label, size in zip(labels, sizes, strict=True)
+        if size > 1
     ]
     halves = []
     if all(each.subspaces is None or each.subspaces >= 2 for each in measurements):

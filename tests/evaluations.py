@@ -63,7 +63,9 @@ def with_checkpoints(evaluation: Evaluation) -> Evaluation:
     rank, removed = RANKS[1]
     one = Measurement("random", rank, removed, 60 - removed, make_values(generator, (1, DOCUMENTS)))
     checkpoints = [
-        StoredMeasurement("some/fisher-0.05", "float32", True, dataclasses.replace(first, values=off)),
-        StoredMeasurement("some/random-0.2", "float32", False, one),
+        StoredMeasurement(
+            "some/fisher-0.05", "float32", "ab" * 32, True, dataclasses.replace(first, values=off)
+        ),
+        StoredMeasurement("some/random-0.2", "float32", "cd" * 32, False, one),
     ]
     return dataclasses.replace(evaluation, checkpoints=checkpoints)

@@ -198,10 +198,13 @@ def test_values_that_are_not_finite_are_counted() -> None:
 def test_bad_input() -> None:
     with pytest.raises(InputError, match="at least 2 of them, not 1"):
         Resampling(np.array([1]))
+    # Nothing would vary, and every interval would have no width.
+    with pytest.raises(InputError, match="each of the 2 blocks has a single document"):
+        Resampling(np.array([1, 2]))
     with pytest.raises(InputError, match="at least 1 draw"):
-        Resampling(np.array([1, 2]), draws=0)
+        Resampling(np.array([1, 1]), draws=0)
     with pytest.raises(InputError, match="seed"):
-        Resampling(np.array([1, 2]), seed=-1)
+        Resampling(np.array([1, 1]), seed=-1)
     with pytest.raises(ValueError, match="3 documents"):
         Resampling(np.array([1, 1, 2])).means(np.zeros((2, 1)))
 

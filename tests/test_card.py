@@ -111,8 +111,8 @@ def test_the_loading_snippets_work(tmp_path: Path):
     snippets = re.findall(r"```python\n(.*?)```", (out / "README.md").read_text(), re.DOTALL)
     assert len(snippets) == 2
     for snippet, needle in zip(snippets, ("import csprune", "trust_remote_code=True"), strict=True):
-        assert needle in snippet and "FOLDER" in snippet
+        assert needle in snippet and out.name in snippet
         names: dict[str, Any] = {}
-        exec(snippet.replace("FOLDER", str(out)), names)
+        exec(snippet.replace(f'"{out.name}"', repr(str(out))), names)
         assert torch.allclose(logits(names["model"]), exports.truncated_logits(truncation), atol=1e-4)
         assert len(names["tokenizer"]) == tiny.VOCABULARY

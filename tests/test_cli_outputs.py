@@ -79,7 +79,8 @@ def test_a_checkpoint_measures_as_its_truncation(report: dict[str, Any], place: 
 def test_the_terminal_shows_them(place: Path, tmp_path: Path) -> None:
     run = evaluate(place, place / "fisher", place / "elsewhere", "--rank", "0.1", "-o", tmp_path / "r")
     assert run.status == 0, run.err
-    assert "checkpoint, as it loads" in run.out and "of another calibration" in run.out
+    assert "Checkpoints as they load" in run.out and "elsewhere+ " in run.out
+    assert "fisher+" not in run.out and "another calibration than this run's" in run.out
     # Beside what was asked for, what the outputs need: all methods at 0.1, and their own truncations.
     report = json.loads((tmp_path / "r/report.json").read_text())
     found = {(entry["method"], entry["rank"]) for entry in report["truncations"]}
@@ -88,7 +89,7 @@ def test_the_terminal_shows_them(place: Path, tmp_path: Path) -> None:
 
 def test_what_is_no_output_of_this_model_is_refused(place: Path, tmp_path: Path) -> None:
     for output, message in (
-        ("foreign-out", "was not made from .*other weights"),
+        ("foreign-out", "was not made from .*its weights are others"),
         ("foreign", "no checkpoint that csprune wrote"),
         ("nothing", "no checkpoint that csprune wrote"),
     ):
@@ -108,6 +109,48 @@ def test_text_that_calibrated_an_output_is_no_test_of_it(place: Path, tmp_path: 
     assert fine.status == 0, fine.err
 
 
+def test_a_broken_output_is_refused(place: Path, tmp_path: Path) -> None:
+    for name, message in (
+        ("truncated weights", "it is cut short"),
+        ("no kept", "not what csprune writes"),
+        ("another method", "not what csprune writes"),
+        ("another rank", "not what csprune writes"),
+    ):
+        broken = tmp_path / name.replace(" ", "-")
+        shutil.copytree(place / "fisher", broken)
+        config = json.loads((broken / "config.json").read_text())
+        entry = config["quantization_config"]
+        if name == "no kept":
+            del entry["kept"]
+        elif name == "another method":
+            entry["method"] = "zz"
+        elif name == "another rank":
+            entry["rank"] = 0.5
+        else:
+            weights = broken / "model.safetensors"
+            weights.write_bytes(weights.read_bytes()[:-100])
+        (broken / "config.json").write_text(json.dumps(config))
+        for run in (
+            evaluate(place, broken, "-o", tmp_path / "r"),
+            csprune_command("bench", place / "model", broken, "--tasks", "x", "--device", "cpu"),
+        ):
+            assert run.status == 2 and re.search(message, run.message), (name, run.message)
+    assert not (tmp_path / "r").exists()
+
+
+def test_an_output_named_twice_is_measured_once(place: Path, tmp_path: Path) -> None:
+    outputs = (place / "fisher", f"{place / 'fisher'}/", f"{place}/./fisher")
+    run = evaluate(place, *outputs, "-o", tmp_path / "r", "--json")
+    assert run.status == 0 and len(json.loads(run.out)["checkpoints"]) == 1
+
+
+def test_the_report_of_an_export_is_not_replaced(place: Path) -> None:
+    before = (place / "random/report.json").read_bytes()
+    run = evaluate(place, "-o", place / "random", "--overwrite")
+    assert run.status == 2 and "exported checkpoint" in run.message
+    assert (place / "random/report.json").read_bytes() == before
+
+
 def test_an_output_without_its_report_is_still_measured(place: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(place / "fisher", bare)
@@ -116,6 +159,7 @@ def test_an_output_without_its_report_is_still_measured(place: Path, tmp_path: P
     assert run.status == 0, run.err
     (entry,) = json.loads(run.out)["checkpoints"]
     assert not entry["same_calibration"]  # nothing says that it is
+    assert "whether these documents calibrated it is not known" in run.err
     assert abs(entry["in_memory"]["loss_change"]["difference"]) < 1e-5
 
 
@@ -174,8 +218,22 @@ def test_report_replaces_nothing_of_others(report: dict[str, Any], place: Path, 
         run = csprune_command(*command)
         assert run.status == 2 and "not a report of csprune's" in run.message
     assert (own / "report.md").read_text() == "mine" and len(list(own.iterdir())) == 1
-    run = csprune_command("report", own)
-    assert run.status == 2
+    for nothing in (own, tmp_path / "nowhere", own / "report.md"):
+        run = csprune_command("report", nothing)
+        assert run.status == 2 and "there is no report in" in run.message
+
+
+def test_a_report_that_csprune_did_not_write_is_one_line(
+    report: dict[str, Any], place: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "r"
+    folder.mkdir()
+    shutil.copy(place / "report/documents.parquet", folder)
+    for key, value in (("calibration", 3), ("departures", [1])):
+        changed = {**report, "protocol": {**report["protocol"], key: value}}
+        (folder / "report.json").write_text(json.dumps(changed))
+        run = csprune_command("report", folder)
+        assert run.status == 2 and "that csprune does not write" in run.message
 
 
 # --- bench ----------------------------------------------------------------------------------------

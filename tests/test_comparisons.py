@@ -320,3 +320,11 @@ def test_checkpoints_stand_beside_their_truncation() -> None:
     assert "checkpoints" not in summarise(make_evaluation(), draws=50)
     with pytest.raises(InputError, match="fisher-0.05 is there 2 times"):
         dataclasses.replace(evaluation, checkpoints=evaluation.checkpoints[:1] * 2)
+
+
+def test_a_block_of_one_document_is_no_second_look() -> None:
+    evaluation = shifted(make_evaluation(), 0, loss_change=-0.5)
+    blocks = np.where(np.arange(DOCUMENTS) == 0, 1, 2)
+    found = entry_of(summarise(dataclasses.replace(evaluation, blocks=blocks), draws=50), "fisher", 0.05)
+    checks = found["vs_random"]["loss_change"]["checks"]
+    assert checks == {"interval": True, "halves_of_draws": True, "blocks": False, "subspaces": True}

@@ -24,7 +24,7 @@ from csprune.pages.page import page, write_views
 from csprune.pages.sections import content, flattened
 from csprune.pages.theme import COLOURS, WIDE, png_file, svg_file
 
-HOSTILE = "a/\"><script>alert(1)</script><img src=x onerror=y>'{{ 7 * 7 }}$x^$|&amp;"
+HOSTILE = "a\"><script>alert(1)</script><img src=x onerror=y>'{{ 7 * 7 }}$x^$|&amp;"
 PICTURES = ["agreement", "distance", "documents", "loss", "per-unit", "top-tenth"]
 Pair = tuple[dict[str, Any], Evaluation]
 
@@ -250,7 +250,7 @@ def test_a_report_without_statements_or_with_one_method() -> None:
     alone = [each for each in evaluation.measurements if each.method == "random"]
     evaluation = dataclasses.replace(evaluation, measurements=alone)
     said = Parsed(page(content([(summarise(evaluation, draws=20), evaluation)], ["x"]))).said
-    assert "random truncation, with 5% and 20%" in said
+    assert "Random truncation by the protocol quick, with 5% and 20%" in said
 
 
 def test_several_reports(several: tuple[list[Pair], str]) -> None:

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from evaluations import DOCUMENTS, RANKS, SUBSPACES, make_evaluation, replace_values, with_checkpoints
@@ -178,7 +179,7 @@ def test_what_is_established_is_marked() -> None:
     random = evaluation.measurements[1].values["loss_change"]
     clear = replace_values(evaluation, 0, loss_change=random.mean(axis=0) - 9)
     row = markdown(summarise(clear, draws=50)).splitlines()[4]
-    assert row.split("|")[3].strip().endswith("*")
+    assert row.split("|")[2].strip() == "fisher*"
     alike = replace_values(evaluation, 0, loss_change=random.mean(axis=0))
     assert "*" not in markdown(summarise(alike, draws=50)).splitlines()[4]
 
@@ -221,7 +222,48 @@ def test_a_report_is_redone_from_its_files(tmp_path: Path) -> None:
     (tmp_path / "report.json").write_text(text.replace(mean, str(float(mean) * 1.001)))
     with pytest.raises(InputError, match="does not have the means"):
         redo_report(tmp_path)
+    for key, value in (("protocol", []), ("base_loss", {"mean": "x"}), ("base_loss", None)):
+        (tmp_path / "report.json").write_text(json.dumps({**report, key: value}))
+        with pytest.raises(InputError, match="report"):
+            redo_report(tmp_path)
+    endless = {**report["protocol"], "bootstrap": {**report["protocol"]["bootstrap"], "draws": 10**12}}
+    (tmp_path / "report.json").write_text(json.dumps({**report, "protocol": endless}))
+    with pytest.raises(InputError, match="1000000000000 draws"):
+        redo_report(tmp_path)
     broken = {**report, "protocol": {}}
     (tmp_path / "report.json").write_text(json.dumps(broken))
     with pytest.raises(InputError, match="not whole"):
+        redo_report(tmp_path)
+
+
+def test_values_that_are_not_the_same_documents_are_refused(tmp_path: Path) -> None:
+    """Truncations are paired by row: a table in another order, or of other documents, is not read."""
+    evaluation = make_evaluation()
+    write_report(tmp_path, evaluation, summarise(evaluation, draws=10))
+    file = tmp_path / "documents.parquet"
+    whole = pq.read_table(file)
+    rows = whole.to_pylist()
+    mine = [i for i, row in enumerate(rows) if (row["method"], row["rank"]) == ("fisher", 0.2)]
+
+    def check(changed: list[dict]) -> None:
+        pq.write_table(pa.Table.from_pylist(changed, schema=whole.schema), file)
+        with pytest.raises(InputError, match=r"of fisher at rank 0\.2 are not the others'"):
+            read_evaluation(tmp_path)
+
+    swapped = list(rows)
+    swapped[mine[0]], swapped[mine[2]] = rows[mine[2]], rows[mine[0]]
+    check(swapped)
+    for name, value in (("block", 3), ("base_loss", 1.5), ("base_entropy", 1.5), ("document", "other")):
+        check([{**row, name: value} if i == mine[3] else row for i, row in enumerate(rows)])
+    pq.write_table(pa.Table.from_pylist(rows, schema=whole.schema), file)  # control
+    assert len(read_evaluation(tmp_path).measurements) == 4
+
+
+def test_the_means_of_checkpoints_are_checked_too(tmp_path: Path) -> None:
+    evaluation = with_checkpoints(make_evaluation())
+    report = summarise(evaluation, draws=10)
+    write_report(tmp_path, evaluation, report)
+    report["checkpoints"][1]["loss_change"]["mean"] += 5
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    with pytest.raises(InputError, match="does not have the means"):
         redo_report(tmp_path)

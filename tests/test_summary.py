@@ -86,7 +86,7 @@ def test_what_is_established_and_what_is_not() -> None:
         "The loss rises more than under random truncation: singular at 5% and 20%.",
     ]
     assert undecided == []
-    assert least_costly(report)[0].startswith("5% removed: fisher costs least, +0.")
+    assert least_costly(report)[0].startswith("5% removed: of the methods fisher costs least, +0.")
     assert least_costly(report)[0].endswith("that it costs less than the next, singular, is established.")
     # Controls: a check that fails, and documents that say nothing, make it open.
     report["truncations"][0]["vs_random"]["loss_change"]["established"] = False

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from csprune import hf as _hf  # noqa: F401  registers the loader of truncated heads
-from csprune.bench.quiet import quiet
+from csprune.bench.quiet import quiet, without_git
 from csprune.bench.tasks import Tasks
 from csprune.errors import CspruneError
+from csprune.models import LOADING_ERRORS
 
 BOOTSTRAP_DRAWS = 1000
 """Draws of lm-eval's own bootstrap, for metrics whose standard error has no closed form."""
@@ -119,21 +120,22 @@ def score(
     seeds = ("random_seed", "numpy_random_seed", "torch_random_seed", "fewshot_random_seed")
     try:
         with quiet(), _reported(folder, "evaluate"):
-            from lm_eval.evaluator import simple_evaluate
+            from lm_eval import evaluator
 
-            evaluate: Any = simple_evaluate  # a decorator hides its parameters
-            results: Any = evaluate(
-                model=model,
-                tasks=list(tasks.names),
-                task_manager=tasks.manager,
-                num_fewshot=options.num_fewshot,
-                limit=options.limit,
-                batch_size=options.batch_size,
-                device=options.device,
-                bootstrap_iters=BOOTSTRAP_DRAWS,
-                log_samples=True,
-                **({} if options.seed is None else dict.fromkeys(seeds, options.seed)),
-            )
+            evaluate: Any = evaluator.simple_evaluate  # a decorator hides its parameters
+            with without_git(evaluator):
+                results: Any = evaluate(
+                    model=model,
+                    tasks=list(tasks.names),
+                    task_manager=tasks.manager,
+                    num_fewshot=options.num_fewshot,
+                    limit=options.limit,
+                    batch_size=options.batch_size,
+                    device=options.device,
+                    bootstrap_iters=BOOTSTRAP_DRAWS,
+                    log_samples=True,
+                    **({} if options.seed is None else dict.fromkeys(seeds, options.seed)),
+                )
         samples = results.pop("samples")
         items = {name: _items(folder, name, tasks, samples[name]) for name in tasks.leaves}
         return Scores(results, items, watch.describe())
@@ -269,7 +271,7 @@ def _reported(folder: Path, what: str) -> Iterator[None]:
         yield
     except (CspruneError, torch.OutOfMemoryError):
         raise
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, AttributeError) as error:
+    except LOADING_ERRORS as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise CspruneError(
             f"lm-eval cannot {what} {folder} ({type(error).__name__}: {reason[:300]})"

@@ -19,7 +19,8 @@ from csprune.bench.picture import forest
 from csprune.bench.report import group_entries, task_entries
 from csprune.bench.tables import bench_markdown
 from csprune.bench.tasks import Tasks, find_tasks
-from csprune.companions import Output, is_output, read_output
+from csprune.checkpoint import Checkpoint, weights_digest
+from csprune.companions import Output, check_made_from, is_output, read_output
 from csprune.errors import InputError
 from csprune.identity import versions
 from csprune.models import DTYPES, locate_model
@@ -150,6 +151,9 @@ def _contenders(model: str, outputs: Sequence[str], revision: str | None) -> lis
             raise InputError(f"{folder} has no config.json: give the folder of a transformers checkpoint")
         if folder.resolve() in [each.resolve() for each in folders[:place]]:
             raise InputError(f"{outputs[place - 1]} is given twice: compare different checkpoints")
+        Checkpoint.open(folder)
+        if place and is_output(folder):
+            check_made_from(folders[0], str(folder))
     short = [model, *(folder.resolve().name for folder in folders[1:])]
     full = [model, *outputs]
     names = [name if short.count(name) == 1 else path for name, path in zip(short, full, strict=True)]
@@ -197,18 +201,25 @@ def _stored_dtype(folder: Path) -> str | None:
 def _check_bos(contenders: Sequence[Contender], trust_remote_code: bool) -> None:
     """Refuse tokenizers of which one adds a beginning-of-sequence token and another does not."""
     found: dict[str, bool] = {}
+    words: list[dict[str, int]] = []
     for each in contenders:
         try:
             tokenizer: Any = AutoTokenizer.from_pretrained(
                 each.folder, trust_remote_code=trust_remote_code, local_files_only=True
             )
             begins = tokenizer("a")["input_ids"][:1]
+            vocabulary = tokenizer.get_vocab()
         except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(
                 f"{each.folder} has no tokenizer that transformers can load ({reason}): save the model's "
                 "tokenizer into the same folder"
             ) from error
+        words.append(vocabulary)
+        if each.output is not None and vocabulary != words[0]:
+            raise InputError(
+                f"{each.folder} has another tokenizer than the original: give it the original's files"
+            )
         found[each.name] = tokenizer.bos_token_id is not None and begins == [tokenizer.bos_token_id]
     if len(set(found.values())) > 1:
         raise _different_bos(found)
@@ -263,6 +274,7 @@ def _report(
             {
                 "name": each.name,
                 "path": str(each.folder),
+                "weights_sha256": weights_digest(each.folder),
                 "csprune": _truncation(each.output),
                 **found.loaded,
             }

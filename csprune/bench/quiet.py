@@ -39,3 +39,14 @@ def quiet() -> Iterator[None]:
             os.environ["DISABLE_MULTIPROC"] = multiprocessing
         for each, level in zip(loggers, levels, strict=True):
             each.setLevel(level)
+
+
+@contextlib.contextmanager
+def without_git(evaluator: Any) -> Iterator[None]:
+    """Keep lm-eval from asking git for the commit of its folder: git complains where there is none."""
+    asking = evaluator.get_git_commit_hash
+    evaluator.get_git_commit_hash = lambda: None
+    try:
+        yield
+    finally:
+        evaluator.get_git_commit_hash = asking

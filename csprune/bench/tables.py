@@ -15,7 +15,8 @@ _DASH = "\N{EN DASH}"
 # Sentences of one line each, so that none is broken in a terminal of 80 columns.
 _LEGEND = (
     "difference: less the original, the same items paired, with its standard error.",
-    "+/-: items gained and lost. p: McNemar's exact test that both are as likely.",
+    "+/-: items gained and lost; where none is, the error is not 0 but unknown.",
+    "p: McNemar's exact test that an item is as likely to be gained as to be lost.",
     "choice_margin (csprune's): log p(right choice) - max log p(wrong choice), nats.",
     "Every other value is lm-eval's; groups average their tasks as it does.",
 )

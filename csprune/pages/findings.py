@@ -23,6 +23,7 @@ from csprune.pages.wording import (
     ranks_of,
     share,
     times,
+    with_interval,
 )
 
 _WRITE = {"logit_distance": figure, "top1_agreement": share}
@@ -89,6 +90,8 @@ def done(report: Report) -> str:
     first = report["truncations"][0]
     text = f"{listing(methods)} beside {REFERENCE} truncation" if methods else f"{REFERENCE} truncation"
     ranks = listing(percent(rank) for rank in ranks_of(report))
+    if protocol.get("name"):
+        text = f"{text} by the protocol {protocol['name']}{_departures(protocol)}"
     parts = [f"{text}, with {ranks} of the {first['removed'] + first['kept']:,} directions removed"]
     parts.append(f"evaluated on {_corpus(protocol.get('evaluation'), report['documents'])}")
     calibration = (protocol.get("calibration") or {}).get("corpus")
@@ -97,13 +100,23 @@ def done(report: Report) -> str:
     if protocol.get("positions"):
         every = protocol["positions"] == "all"
         parts.append("every position counts" if every else f"positions: {protocol['positions']}")
-    return f"{'; '.join(parts)}."
+    if weights := (protocol.get("calibration") or {}).get("fingerprint"):
+        parts.append(f"weights {weights[:12]}")
+    return f"{capitalised('; '.join(parts))}."
+
+
+def _departures(protocol: dict[str, Any]) -> str:
+    """Where a run is not what its protocol says."""
+    found = protocol.get("departures") or {}
+    said = (f"{name.replace('_', ' ')} {d['here']} instead of {d['protocol']}" for name, d in found.items())
+    return f" ({listing(said)})" if found else ""
 
 
 def _corpus(corpus: dict[str, Any] | None, documents: int | None) -> str:
     text = "an unnamed number of documents" if documents is None else counted(documents, "document")
     if corpus and corpus.get("source"):
-        text += f" of {corpus['source']}"
+        # The name of csprune's own text says nothing to who did not choose it.
+        text += " of Python's documentation" if corpus["source"] == "demo" else f" of {corpus['source']}"
     if corpus and corpus.get("sequence_length"):
         text += f" ({corpus['sequence_length']:,} tokens each)"
     return text
@@ -131,11 +144,14 @@ def least_costly(report: Report) -> list[str]:
         best = ordered[0]
         change, versus = best["loss_change"], best["vs_random"]["loss_change"]
         text = (
-            f"{percent(rank)} removed: {best['method']} costs least, {nats(change['mean'])} nats "
-            f"{interval(change['ci95'])}"
+            f"{percent(rank)} removed: of the methods {best['method']} costs least, "
+            f"{nats(change['mean'])} nats {interval(change['ci95'])}"
         )
         if versus["ratio"] is not None and versus["ratio"] > 0:
-            text += f", {times(versus['ratio'])} times random truncation's"
+            text += f", {with_interval(versus['ratio'], versus['ci95'], times)} times random truncation's"
+        random = [entry for entry in at if entry["method"] == REFERENCE]
+        if random and random[0]["loss_change"]["mean"] < change["mean"]:
+            text += f"; {REFERENCE} truncation costs less, {nats(random[0]['loss_change']['mean'])} nats"
         if len(ordered) > 1:
             second = ordered[1]["method"]
             known = _between(report, rank, best["method"], second)
@@ -154,7 +170,7 @@ def _between(report: Report, rank: float, first: str, second: str) -> dict[str, 
 
 
 def conclusions(report: Report) -> tuple[list[str], list[str]]:
-    """What is established against random truncation, of the loss and per unit of D, and what is not."""
+    """What is established of the losses, per unit of D, and between the methods, and what is not."""
     held: list[str] = []
     undecided: list[str] = []
     for title, family, quantity, reference in (
@@ -163,6 +179,12 @@ def conclusions(report: Report) -> tuple[list[str], list[str]]:
             "a unit of logit distance changes the prediction (K)",
             "per_unit_vs_random",
             "prediction_change",
+            "in random directions",
+        ),
+        (
+            "a unit of logit distance raises the loss",
+            "per_unit_vs_random",
+            "loss_change",
             "in random directions",
         ),
     ):
@@ -179,6 +201,15 @@ def conclusions(report: Report) -> tuple[list[str], list[str]]:
         unsure = [entry for entry, each in entries if not each["established"]]
         if unsure:
             undecided.append(f"Whether {title} more or less than {reference}: {_which(unsure)}.")
+    pairs = report.get("between_methods", [])
+    sure = sum(each["established"] for each in pairs)
+    if sure:
+        held.append(
+            f"Which of two methods costs less: {sure} of {counted(len(pairs), 'comparison')}, in the tables."
+        )
+    unsure = [f"{p['first']} or {p['second']} at {percent(p['rank'])}" for p in pairs if not p["established"]]
+    if unsure:
+        undecided.append(f"Which of two methods costs less: {'; '.join(unsure)}.")
     return held, undecided
 
 

@@ -42,7 +42,10 @@ def _section(section: Section, level: str, titled: bool) -> list[str]:
         lines += [*(f"- {_escaped(line)}" for line in section.established or ["Nothing."]), ""]
         lines += [f"{level} Not established", ""]
         lines += [
-            *(f"- {_escaped(line)}" for line in section.open or ["None of these comparisons is left open."]),
+            *(
+                f"- {_escaped(line)}"
+                for line in section.open or ["Every comparison named here is established."]
+            ),
             "",
         ]
         if section.rule:

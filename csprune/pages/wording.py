@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -118,7 +119,7 @@ def by_rank(report: Report) -> list[dict[str, Any]]:
 
 def distinct_labels(reports: Sequence[Report], names: Sequence[str]) -> list[str]:
     """What to call each report on a page of several: its model, with its name where models repeat."""
-    models = [str(report["model"]) for report in reports]
+    models = [short_name(str(report["model"])) for report in reports]
     labels = [
         model if models.count(model) == 1 else f"{model} ({name})"
         for model, name in zip(models, names, strict=True)
@@ -126,6 +127,12 @@ def distinct_labels(reports: Sequence[Report], names: Sequence[str]) -> list[str
     return [
         label if labels.count(label) == 1 else f"{label} #{place}" for place, label in enumerate(labels, 1)
     ]
+
+
+def short_name(model: str) -> str:
+    """A model's name: a hub id as it is, of a local path its last part."""
+    is_path = model.startswith(("/", ".", "~")) or model.count("/") > 1 or "\\" in model
+    return re.split(r"[/\\]", model.rstrip("/\\"))[-1] or model if is_path else model
 
 
 def shortened(text: str, longest: int) -> str:

@@ -72,6 +72,12 @@ def run(model: str, name: str, options: argparse.Namespace) -> None:
 
     windows = read("calibration", options.documents or settings["documents"])
     held_out = read("confirmation", options.evaluation_documents or settings["evaluation_documents"])
+    here = {"documents": len(windows), "evaluation_documents": len(held_out)}
+    departures = {
+        key: {"protocol": settings[key], "here": value}
+        for key, value in here.items()
+        if value != settings[key]
+    }
     readout = csprune.load_readout(loaded.model, held_out.input_ids)
     with bar() as progress:
         task = progress.add_task(f"{name}: calibrating")
@@ -96,7 +102,7 @@ def run(model: str, name: str, options: argparse.Namespace) -> None:
             list(truncations.values()),
             positions=settings["positions"],
             name=name,
-            protocol={"name": options.protocol},
+            protocol={"name": options.protocol, "departures": departures},
             progress=lambda done, total: progress.update(task, completed=done, total=total),
         )
     folder = options.output / name

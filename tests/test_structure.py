@@ -199,6 +199,7 @@ _HOSTS = {
     "pypi.org",
     "keepachangelog.com",
     "semver.org",
+    "www.w3.org",  # names of formats
     "example.com",
     "example.org",
 }

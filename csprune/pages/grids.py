@@ -173,7 +173,7 @@ def checkpoints(report: Report) -> Grid | None:
 
 
 def comparison(reports: Sequence[Report], labels: Sequence[str]) -> Grid:
-    """Every report at every rank in one row: the base loss, random's, and each method relative to it."""
+    """Every report at every rank in one row: random's loss change, and each method's relative to it."""
     methods = list(dict.fromkeys(m for report in reports for m in methods_of(report) if m != REFERENCE))
     rows = []
     for label, report in zip(labels, reports, strict=True):
@@ -184,8 +184,6 @@ def comparison(reports: Sequence[Report], labels: Sequence[str]) -> Grid:
                 [
                     label,
                     percent(rank),
-                    f"{report['documents']:,}",
-                    nats(report["base_loss"]["mean"], sign=False),
                     DASH if random is None else nats(random["loss_change"]["mean"]),
                     *(_relative(at.get(method)) for method in methods),
                 ]
@@ -193,9 +191,9 @@ def comparison(reports: Sequence[Report], labels: Sequence[str]) -> Grid:
     return Grid(
         "comparison",
         "Loss change relative to random truncation",
-        ["report", "removed", "documents", "base loss", f"{REFERENCE}, nats", *methods],
+        ["report", "removed", f"{REFERENCE}, nats", *methods],
         rows,
-        f"Base loss and the loss change of {REFERENCE} truncation in nats; methods: ratio of their loss "
+        f"The loss change of {REFERENCE} truncation in nats; methods: ratio of their loss "
         "change to it, with its 95% interval. A dash: not measured, or random's is not positive.",
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,13 @@ def bar() -> Progress:
     return Progress(*columns, console=console)
 
 
+def rows(reports: dict[str, Any]) -> Iterator[tuple[str, float, dict[str, Any]]]:
+    """Model, rank, and the truncations there by method."""
+    for name, report in reports.items():
+        for rank in RANKS:
+            yield name, rank, {e["method"]: e for e in report["truncations"] if e["rank"] == rank}
+
+
 def comparison(reports: dict[str, Any], records: dict[str, Any]) -> str:
     """The table of all models, as Markdown."""
     lines = [
@@ -139,17 +147,15 @@ def comparison(reports: dict[str, Any], records: dict[str, Any]) -> str:
         f"| model | rank | random | {' | '.join(METHODS)} |",
         f"|---|---|---|{'---|' * len(METHODS)}",
     ]
-    for name, report in reports.items():
-        entries = {(e["rank"], e["method"]): e for e in report["truncations"]}
-        for rank in RANKS:
-            cells = [name, f"{rank:.0%}", f"{entries[rank, 'random']['loss_change']['mean']:+.4f}"]
-            for method in METHODS:
-                versus = entries[rank, method]["vs_random"]
-                loss, distance = versus["loss_change"], versus["logit_distance"]["ratio"]
-                low, high = loss["difference_ci95"]
-                star = "*" if loss["established"] else ""
-                cells.append(f"{loss['difference']:+.4f}{star} [{low:+.4f}, {high:+.4f}] ({distance:.2f})")
-            lines.append(f"| {' | '.join(cells)} |")
+    for name, rank, entries in rows(reports):
+        cells = [name, f"{rank:.0%}", f"{entries['random']['loss_change']['mean']:+.4f}"]
+        for method in METHODS:
+            versus = entries[method]["vs_random"]
+            loss, distance = versus["loss_change"], versus["logit_distance"]["ratio"]
+            low, high = loss["difference_ci95"]
+            star = "*" if loss["established"] else ""
+            cells.append(f"{loss['difference']:+.4f}{star} [{low:+.4f}, {high:+.4f}] ({distance:.2f})")
+        lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
         "Loss change per unit of logit distance, relative to random truncation's.",
@@ -157,15 +163,12 @@ def comparison(reports: dict[str, Any], records: dict[str, Any]) -> str:
         f"| model | rank | {' | '.join(METHODS)} |",
         f"|---|---|{'---|' * len(METHODS)}",
     ]
-    for name, report in reports.items():
-        entries = {(e["rank"], e["method"]): e for e in report["truncations"]}
-        for rank in RANKS:
-            ratios = [entries[rank, m]["per_unit_vs_random"]["loss_change"] for m in METHODS]
-            shown = [
-                "undefined" if r["ratio"] is None else f"{r['ratio']:.3g}{'*' * r['established']}"
-                for r in ratios
-            ]
-            lines.append(f"| {name} | {rank:.0%} | {' | '.join(shown)} |")
+    for name, rank, entries in rows(reports):
+        ratios = [entries[m]["per_unit_vs_random"]["loss_change"] for m in METHODS]
+        shown = [
+            "undefined" if r["ratio"] is None else f"{r['ratio']:.3g}{'*' * r['established']}" for r in ratios
+        ]
+        lines.append(f"| {name} | {rank:.0%} | {' | '.join(shown)} |")
     lines += [
         "",
         "What is removed: the share of the `fisher` set that `singular` removes too, and the share of each",

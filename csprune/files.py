@@ -7,13 +7,37 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from csprune.errors import CspruneError, InputError
+
+
+def check_replaceable(
+    directory: Path, names: Iterable[str], ours: Callable[[Path], bool], what: str, overwrite: bool
+) -> None:
+    """Refuse to replace files in a folder, unless they are an earlier output that may be overwritten.
+
+    Args:
+        directory: The folder; it may not exist.
+        names: What would be written there.
+        ours: Whether what is in the folder is an output of the kind.
+        what: The kind of output, for messages.
+        overwrite: Whether an earlier one may be replaced.
+
+    Raises:
+        InputError: Something of these names is there, and is not ours or not to be replaced.
+    """
+    there = [name for name in names if (directory / name).exists()]
+    if not there:
+        return
+    if not ours(directory):
+        raise InputError(f"{directory / there[0]} is not a {what} of csprune's: choose another -o")
+    if not overwrite:
+        raise InputError(f"{directory} holds a {what} already: choose another -o, or add --overwrite")
 
 
 @contextmanager

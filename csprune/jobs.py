@@ -127,9 +127,8 @@ def evaluate_job(
     check_target(out, "folder")
     check_report_target(out, overwrite)
     check_page_target(out, overwrite)
-    source = locate_model(settings.model, revision=settings.revision)
     for output in stored:
-        check_made_from(source, output.path)
+        check_made_from(locate_model(settings.model, revision=settings.revision), output.path)
     job = prepare(settings, read_calibration(settings), all_ranks, progress)
     job.notes += [
         f"{output.path} has no report: whether these documents calibrated it is not known."

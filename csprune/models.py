@@ -171,7 +171,7 @@ def load_model(
     """
     if dtype not in DTYPES:
         raise InputError(f"unknown dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
-    place = _usable_device(device or "cpu")
+    place = usable_device(device or "cpu")
     folder = locate_model(name, revision=revision)
     checkpoint = Checkpoint.open(folder)
     if not truncated:
@@ -227,10 +227,14 @@ def _check_loading(model: Any, info: dict[str, Any], folder: Path) -> None:
         )
 
 
-def _usable_device(name: str) -> torch.device:
-    """The device, tried out before anything is loaded; every statistic needs its float64."""
+def usable_device(name: str, dtype: torch.dtype = torch.float64) -> torch.device:
+    """The device, tried out before anything is loaded; csprune's own statistics need its float64.
+
+    Raises:
+        InputError: It is not there, or has no such numbers.
+    """
     try:
-        torch.zeros(1, dtype=torch.float64, device=name).item()
+        torch.zeros(1, dtype=dtype, device=name).item()
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InputError(
             f"device {name!r} cannot be used ({_one_line(error)}): give cpu, or cuda where torch has it"

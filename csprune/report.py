@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from csprune.comparisons import SCHEMA, summarise
 from csprune.errors import CspruneError, InputError
-from csprune.files import atomic_file
+from csprune.files import atomic_file, check_replaceable
 from csprune.measurement import QUANTITIES, REFERENCE, Evaluation, Measurement, StoredMeasurement
 
 REPORT_FILE = "report.json"
@@ -27,17 +27,11 @@ def check_report_target(directory: Path, overwrite: bool) -> None:
     Raises:
         InputError: A file of a report's name is there, and is not ours or not to be replaced.
     """
-    there = [name for name in (REPORT_FILE, DOCUMENTS_FILE) if (directory / name).exists()]
-    if not there:
-        return
-    if not _is_report(directory):
-        raise InputError(f"{directory / there[0]} is not a report of csprune's: choose another -o")
-    if _exported(directory):
+    if _is_report(directory) and _exported(directory):
         raise InputError(
             f"{directory} is an exported checkpoint, whose report says how it was made: choose another -o"
         )
-    if not overwrite:
-        raise InputError(f"{directory} holds a report already: choose another -o, or add --overwrite")
+    check_replaceable(directory, (REPORT_FILE, DOCUMENTS_FILE), _is_report, "report", overwrite)
 
 
 def _exported(directory: Path) -> bool:
@@ -145,7 +139,11 @@ def read_evaluation(directory: str | Path) -> Evaluation:
     Raises:
         InputError: If the folder has no report, or its files do not fit one another.
     """
-    directory = Path(directory)
+    return _read(Path(directory))[1]
+
+
+def _read(directory: Path) -> tuple[dict[str, Any], Evaluation]:
+    """The content of `report.json`, and the evaluation that it is of; errors as of `read_evaluation`."""
     try:
         report = json.loads((directory / REPORT_FILE).read_text(encoding="utf-8"))
         table = pq.read_table(directory / DOCUMENTS_FILE)
@@ -156,7 +154,7 @@ def read_evaluation(directory: str | Path) -> Evaluation:
             )
         if not table.schema.equals(_FIELDS):
             raise ValueError(f"the columns {', '.join(table.column_names)} are not those expected")
-        return _evaluation(report, table)
+        return report, _evaluation(report, table)
     except (OSError, ValueError, KeyError, TypeError, IndexError, AttributeError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())
         raise InputError(
@@ -178,8 +176,7 @@ def redo_report(directory: str | Path) -> tuple[dict[str, Any], Evaluation]:
         InputError: If the folder has no report, or its means are not those of its values.
     """
     directory = Path(directory)
-    evaluation = read_evaluation(directory)
-    stored = json.loads((directory / REPORT_FILE).read_text(encoding="utf-8"))
+    stored, evaluation = _read(directory)
     try:
         bootstrap = stored["protocol"]["bootstrap"]
         if not 0 < bootstrap["draws"] <= _MOST_DRAWS:

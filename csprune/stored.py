@@ -98,7 +98,6 @@ def measure_loaded(
     device = model.get_input_embeddings().weight.device
     chunk = tokens_at_once(unembedding.vocabulary)
     batch_size = max(1, chunk // windows.sequence_length)  # the checkpoint gives the logits of every position
-    start = windows.sequence_length - 1 if positions == "last" else skip_first
     outputs: list[torch.Tensor] = []
 
     def keep(_module: Any, _inputs: Any, output: torch.Tensor) -> None:
@@ -112,13 +111,14 @@ def measure_loaded(
             for rows, u, targets in read:
                 outputs.clear()
                 input_ids = windows.input_ids[rows].to(device)
-                logits = model(input_ids=input_ids, use_cache=False).logits[:, start:]
+                measured = slice(-targets.shape[1], None)  # what is left out, is at the beginning
+                logits = model(input_ids=input_ids, use_cache=False).logits[:, measured]
                 if logits.shape[-1] != unembedding.vocabulary:
                     raise InputError(
                         f"the checkpoint gives {logits.shape[-1]} logits for each token, the model "
                         f"{unembedding.vocabulary}: give a checkpoint that was made from this model"
                     )
-                before = outputs[-1][:, start:]
+                before = outputs[-1][:, measured]
                 parts = [
                     measure_logits(
                         Prediction.of(unembedding, part, next_tokens),

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from csprune.bench.harness import Scores
-from csprune.errors import CspruneError, InputError
-from csprune.files import atomic_file
+from csprune.errors import CspruneError
+from csprune.files import atomic_file, check_replaceable
 
 SCHEMA = 1
 KIND = "lm-evaluation-harness, paired"
@@ -31,13 +31,7 @@ def check_bench_target(directory: Path, overwrite: bool) -> None:
         InputError: A file of a benchmark's name is there, and is not ours or not to be replaced.
     """
     names = (BENCH_FILE, ITEMS_FILE, MARKDOWN_FILE, *PICTURE_FILES)
-    there = [name for name in names if (directory / name).exists()]
-    if not there:
-        return
-    if not _is_bench(directory):
-        raise InputError(f"{directory / there[0]} is not a benchmark of csprune's: choose another -o")
-    if not overwrite:
-        raise InputError(f"{directory} holds a benchmark already: choose another -o, or add --overwrite")
+    check_replaceable(directory, names, _is_bench, "benchmark", overwrite)
 
 
 def _is_bench(directory: Path) -> bool:

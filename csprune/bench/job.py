@@ -23,7 +23,7 @@ from csprune.checkpoint import Checkpoint, weights_digest
 from csprune.companions import Output, check_made_from, is_output, read_output
 from csprune.errors import InputError
 from csprune.identity import versions
-from csprune.models import DTYPES, locate_model
+from csprune.models import DTYPES, LOADING_ERRORS, locate_model, usable_device
 from csprune.pages import theme
 from csprune.preparation import Progress
 from csprune.settings import check_target
@@ -102,7 +102,8 @@ def bench_job(
         num_fewshot=num_fewshot,
         batch_size=batch_size,
         dtype=dtype,
-        device=_usable_device(device),
+        # lm-eval would quietly take another device.
+        device=str(usable_device(device or ("cuda" if torch.cuda.is_available() else "cpu"), torch.float32)),
         trust_remote_code=trust_remote_code,
         seed=seed,
     )
@@ -163,19 +164,6 @@ def _contenders(model: str, outputs: Sequence[str], revision: str | None) -> lis
     ]
 
 
-def _usable_device(name: str | None) -> str:
-    """A device that works; lm-eval would quietly take another one."""
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        torch.zeros(1, device=name).item()
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise InputError(
-            f"device {name!r} cannot be used ({reason}): give cpu, or cuda where torch has it"
-        ) from error
-    return name
-
-
 def _check_dtypes(contenders: Sequence[Contender], dtype: str | None) -> None:
     """Refuse checkpoints of different dtypes, whose difference would be rounding's too."""
     if dtype is not None:
@@ -209,7 +197,7 @@ def _check_bos(contenders: Sequence[Contender], trust_remote_code: bool) -> None
             )
             begins = tokenizer("a")["input_ids"][:1]
             vocabulary = tokenizer.get_vocab()
-        except (OSError, ValueError, KeyError, RuntimeError, ImportError, TypeError, AttributeError) as error:
+        except LOADING_ERRORS as error:
             reason = " ".join(str(error).split())[:200]
             raise InputError(
                 f"{each.folder} has no tokenizer that transformers can load ({reason}): save the model's "

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from csprune.comparisons import PER_UNIT
 from csprune.measurement import REFERENCE
 from csprune.pages.wording import (
     DASH,
@@ -243,7 +244,7 @@ def groups(report: Report) -> list[Group]:
             _family(families, "per_unit_vs_random"),
             list(_against_random(report, "per_unit_vs_random", name, "ratio")),
         )
-        for name in ("fisher_term", "prediction_change", "loss_change")
+        for name in PER_UNIT
     ]
     found.append(
         Group("Loss change between methods", _family(families, "between_methods"), list(_all_between(report)))

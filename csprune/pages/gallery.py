@@ -8,6 +8,7 @@ from functools import partial
 
 from matplotlib.figure import Figure
 
+from csprune.comparisons import PER_UNIT
 from csprune.measurement import REFERENCE, Evaluation
 from csprune.pages.concentration import tenth
 from csprune.pages.document_pictures import loss_over_documents, share_of_top_tenth
@@ -46,9 +47,7 @@ class Picture:
 
 def of_report(report: Report, evaluation: Evaluation) -> list[Picture]:
     """The pictures of one report."""
-    left_out = without_ratio(
-        report, "per_unit_vs_random", ("fisher_term", "prediction_change", "loss_change")
-    )
+    left_out = without_ratio(report, "per_unit_vs_random", PER_UNIT)
     found = [
         Picture(
             "loss",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from csprune.comparisons import PER_UNIT
 from csprune.measurement import QUANTITIES, REFERENCE, Evaluation
 from csprune.pages.concentration import Concentration, concentrations, tenth
 from csprune.pages.wording import (
@@ -81,14 +82,13 @@ def costs(report: Report) -> Grid:
 
 def per_unit(report: Report) -> Grid:
     """What a unit of logit distance is worth, against random truncation."""
-    names = ("fisher_term", "prediction_change", "loss_change")
     rows = [
         [
             percent(entry["rank"]),
             entry["method"],
             *(
                 with_interval(each["ratio"], each["ci95"], times)
-                for each in (entry["per_unit_vs_random"][name] for name in names)
+                for each in (entry["per_unit_vs_random"][name] for name in PER_UNIT)
             ),
         ]
         for entry in by_rank(report)
@@ -142,7 +142,6 @@ def checkpoints(report: Report) -> Grid | None:
     for entry in entries:
         memory = entry["in_memory"]
         gap = memory and memory["loss_change"]
-        same = entry.get("same_calibration", memory and memory.get("same_calibration"))
         rows.append(
             [
                 entry["name"],
@@ -153,7 +152,7 @@ def checkpoints(report: Report) -> Grid | None:
                 DASH if not gap else with_interval(gap["difference"], gap["difference_ci95"], nats),
                 figure(entry["logit_distance"]["mean"]),
                 share(entry["top1_agreement"]["mean"]),
-                DASH if not gap else "yes" if same else "no",
+                DASH if not gap else "yes" if entry["same_calibration"] else "no",
             ]
         )
     return Grid(

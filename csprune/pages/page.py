@@ -9,8 +9,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from csprune.errors import CspruneError, InputError
-from csprune.files import atomic_file
+from csprune.errors import CspruneError
+from csprune.files import atomic_file, check_replaceable
 from csprune.measurement import Evaluation
 from csprune.pages.findings import CHECKS
 from csprune.pages.gallery import Picture
@@ -31,17 +31,14 @@ def check_page_target(directory: Path, overwrite: bool) -> None:
         InputError: Something of a page's names is there, and is not ours or not to be replaced.
     """
     names = (PAGE_FILE, SUMMARY_FILE, PICTURES_FOLDER)
-    there = [name for name in names if (directory / name).exists()]
-    if not there:
-        return
+    check_replaceable(directory, names, _is_page, "report", overwrite)
+
+
+def _is_page(directory: Path) -> bool:
     try:
-        ours = _MARK in (directory / PAGE_FILE).read_text(encoding="utf-8")
+        return _MARK in (directory / PAGE_FILE).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
-        ours = False
-    if not ours:
-        raise InputError(f"{directory / there[0]} is not a report of csprune's: choose another -o")
-    if not overwrite:
-        raise InputError(f"{directory} holds a report already: choose another -o, or add --overwrite")
+        return False
 
 
 def write_views(

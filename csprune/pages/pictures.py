@@ -12,6 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from csprune.comparisons import PER_UNIT
 from csprune.measurement import REFERENCE
 from csprune.pages.scales import amount_axis, rank_axis, rank_limits, ratio_axis, share_axis
 from csprune.pages.theme import NARROW, WIDE, colour, drawing, legend, look
@@ -152,10 +153,9 @@ def loss_against_distance(report: Report, width: float = WIDE) -> Figure:
 
 def per_unit(report: Report, width: float = WIDE) -> Figure:
     """What a unit of logit distance is worth, relative to random truncation of the same rank."""
-    quantities = ("fisher_term", "prediction_change", "loss_change")
     panels = [
         (f"{name.replace('_', ' ').capitalize()} / D", report, _pick("per_unit_vs_random", name))
-        for name in quantities
+        for name in PER_UNIT
     ]
     return _ratio_panels(panels, width, "ratio to random truncation", columns=3 if width > NARROW else 1)
 

@@ -6,6 +6,7 @@ that differences and ratios are paired: what two truncations share on a document
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,6 +126,44 @@ class Resampling:
             for value, samples in zip(observed, np.ascontiguousarray(means.T), strict=True)
         ]
 
+    def counts(self) -> Iterator[np.ndarray]:
+        """How often each document is in each draw, a chunk of draws at a time: float64 [chunk, documents].
+
+        The draws are those of `means`.
+        """
+        places = [np.flatnonzero(self.blocks == label) for label in np.unique(self.blocks)]
+        seeds = np.random.SeedSequence(self.seed).spawn(len(places))
+        generators = [np.random.default_rng(seed) for seed in seeds]
+        rows = max(1, self.chunk_counts // len(self.blocks))
+        for start in range(0, self.draws, rows):
+            chunk = np.empty((min(rows, self.draws - start), len(self.blocks)))
+            for generator, place in zip(generators, places, strict=True):
+                chunk[:, place] = _draw_counts(generator, len(chunk), len(place))
+            yield chunk
+
+    def medians(self, values: np.ndarray) -> list[Statistic]:
+        """The median over documents of each column of float64 [documents, columns], with its draws.
+
+        Infinite values have their place at either end; a median that is infinite has no interval.
+
+        Raises:
+            CspruneError: If a value is NaN, with the count.
+        """
+        if wrong := int(np.isnan(values).sum()):
+            raise CspruneError(f"{wrong} of {values.size} values have no place in an order: no median")
+        orders = np.argsort(values, axis=0, kind="stable")
+        samples = [np.empty(self.draws) for _ in orders.T]
+        start = 0
+        for counts in self.counts():
+            stop = start + len(counts)
+            for column, order, own in zip(values.T, orders.T, samples, strict=True):
+                own[start:stop] = median_of_counted(column[order], counts[:, order])
+            start = stop
+        return [
+            Statistic(float(value), own if np.isfinite(own).all() else None)
+            for value, own in zip(np.median(values, axis=0), samples, strict=True)
+        ]
+
     def _distinct_columns(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The checked values without repeated columns, and where each column went.
 
@@ -176,6 +215,15 @@ def _draw_counts(generator: np.random.Generator, draws: int, documents: int) -> 
     indices += documents * np.arange(draws)[:, None]
     counts = np.bincount(indices.ravel(), minlength=draws * documents)
     return counts.reshape(draws, documents).astype(np.float64)
+
+
+def median_of_counted(ascending: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """The median of values [n] that are there as often as counts [draws, n] say; float64 [draws]."""
+    reached = counts.cumsum(axis=1)
+    half = reached[:, -1:] / 2
+    low = ascending[(reached >= half).argmax(axis=1)]
+    high = ascending[(reached > half).argmax(axis=1)]
+    return np.where(low == high, low, (low + high) / 2)
 
 
 def interval(samples: np.ndarray, level: float = LEVEL) -> tuple[float, float]:

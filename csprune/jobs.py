@@ -162,7 +162,9 @@ def report_job(directories: list[str], out: Path | None, overwrite: bool, progre
     folders = [Path(directory).expanduser() for directory in _different(directories)]
     for folder in folders:
         if not (folder / REPORT_FILE).is_file():
-            raise InputError(f"there is no report in {folder}: give a folder that evaluate or compress wrote")
+            raise InputError(
+                f"there is no report in {folder} to compare: give a folder that evaluate or compress wrote"
+            )
     if out is None and len(folders) > 1:
         raise InputError("several reports are compared on one page: give -o a folder for it")
     if out is not None:

@@ -40,6 +40,13 @@ NORM_TOLERANCE = 1e-5
 # never visited; they are raised to it. The effective rank counts those above.
 WHITENING_FLOOR = 1e-12
 
+# Singular values are square roots of a Gram matrix's eigenvalues: below this share of the largest one
+# they are rounding.
+SINGULAR_RESOLUTION = 1e-7
+
+# A unit direction of which a projection leaves less than this length lies in what was projected out.
+LEFT_TOLERANCE = 1e-6
+
 # Rows of the vocabulary handled at once where a float64 copy of the head would be too large.
 VOCABULARY_BLOCK = 16_384
 

@@ -60,13 +60,13 @@ model_options = options(
     click.option("--trust-remote-code", is_flag=True, help="Run Python code that comes with the checkpoint."),
     count("--batch-size", 1, "Documents run at once.", default=BATCH_SIZE, show_default=True),
 )
-calibration_options = options(
+text_options = options(
     click.option(
         "--data",
         metavar="TEXT",
         help="demo, FILE.txt, FILE.jsonl[:FIELD], FILE.parquet[:FIELD], a folder, or "
         "hf:NAME:CONFIG:SPLIT:FIELD. Each document goes to calibration or evaluation by its hash. "
-        "compress and evaluate use demo where no text is named.",
+        "All but calibrate use demo where no text is named.",
     ),
     click.option(
         "--calibration-data", metavar="TEXT", help="Text to calibrate on, whole, instead of a part of --data."
@@ -80,6 +80,9 @@ calibration_options = options(
     ),
     count("--documents", 2, "Calibration documents, at most; the protocol decides by default."),
     count("--sequence-length", 1, "Tokens of each document.  [default: 128]"),
+)
+calibration_options = options(
+    text_options,
     click.option(
         "--positions",
         type=click.Choice(POSITIONS),
@@ -87,17 +90,13 @@ calibration_options = options(
     ),
     count("--skip-first", 0, "Positions left out at each document's beginning.  [default: 0]"),
 )
-evaluation_options = options(
+held_out_options = options(
     click.option(
         "--evaluation-data", metavar="TEXT", help="Text to evaluate on, whole, instead of a part of --data."
     ),
     count("--evaluation-documents", 2, "Evaluation documents, at most; the protocol decides by default."),
-    click.option(
-        "--calibration",
-        type=PATH,
-        metavar="FILE",
-        help="Made by `csprune calibrate`, instead of calibration text.",
-    ),
+)
+random_options = options(
     click.option(
         "--seed",
         type=click.IntRange(0, LARGEST_SEED),
@@ -113,6 +112,19 @@ evaluation_options = options(
         default=RANDOM_SUBSPACES,
         show_default=True,
     ),
+)
+result_options = options(
     click.option("--overwrite", is_flag=True, help="Replace an earlier output."),
     click.option("--json", "as_json", is_flag=True, help="Print the report alone, as JSON."),
+)
+evaluation_options = options(
+    held_out_options,
+    click.option(
+        "--calibration",
+        type=PATH,
+        metavar="FILE",
+        help="Made by `csprune calibrate`, instead of calibration text.",
+    ),
+    random_options,
+    result_options,
 )

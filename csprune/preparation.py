@@ -130,7 +130,8 @@ def prepare(
     """
     dtype = settings.dtype or (calibration.details["dtype"] if calibration else "float32")
     loaded = load(settings, dtype, progress)
-    held_out = _evaluation_windows(settings, calibration, loaded, progress)
+    length = calibration.details["sequence_length"] if calibration else settings.resolved("sequence_length")
+    held_out = evaluation_windows(settings, length, loaded, progress)
     read = None if calibration else calibration_windows(settings, loaded, progress)
     documents = calibration.documents if calibration else read.document_ids if read else ()
     if shared := count_shared(held_out, documents):
@@ -181,13 +182,12 @@ def calibration_windows(settings: Settings, loaded: LoadedModel, progress: Progr
     return _read(settings, "calibration", settings.calibration_data, "documents", length, loaded, progress)
 
 
-def _evaluation_windows(
-    settings: Settings, calibration: Calibration | None, loaded: LoadedModel, progress: Progress
+def evaluation_windows(
+    settings: Settings, sequence_length: int, loaded: LoadedModel, progress: Progress
 ) -> Windows:
-    length = calibration.details["sequence_length"] if calibration else settings.resolved("sequence_length")
-    return _read(
-        settings, "confirmation", settings.evaluation_data, "evaluation_documents", length, loaded, progress
-    )
+    """The held-out text of the settings."""
+    name = "evaluation_documents"
+    return _read(settings, "confirmation", settings.evaluation_data, name, sequence_length, loaded, progress)
 
 
 def _read(

@@ -4,7 +4,6 @@ Nothing here holds more than a document or two in memory (of a .parquet file: on
 nothing is read before it is asked for, so that a reader who has enough may simply stop.
 """
 
-import importlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from csprune.demo_texts import demo_code, demo_prose, package, paragraphs, pieces
 from csprune.errors import InputError
 
 Source = str | os.PathLike[str] | Iterable[str]
@@ -19,11 +19,11 @@ Source = str | os.PathLike[str] | Iterable[str]
 DEFAULT_FIELD = "text"
 DEFAULT_SPLIT = "train"
 TEXT_PIECE = 500  # characters: the least that a piece of a .txt file has
-DEMO_PIECE = 600  # characters: about 150 tokens, enough for the default window of 128
 PARQUET_BATCH = 64  # rows
 LONGEST_QUOTE = 300  # characters of another library's message, or of a mistaken source, in ours
 SNIFFED = 8192  # bytes at the start of a file in which a NUL means "not text"
-KINDS = "a .txt, .jsonl or .parquet file, a folder, hf:name:config:split:field, or demo"
+KINDS = "a .txt, .jsonl or .parquet file, a folder, hf:name:config:split:field, demo, or demo-code"
+_DEMOS = {"demo": demo_prose, "demo-code": demo_code}
 
 
 def source_name(source: Source) -> str:
@@ -35,8 +35,8 @@ def read_documents(source: Source) -> Iterator[str | None]:
     """Yields the documents of `source` in an order that never changes.
 
     Args:
-        source: `demo`; `hf:name:config:split:field` (empty parts keep their default); the path of a
-            .txt, .jsonl or .parquet file (`path:field` for the latter two) or of a folder; or an
+        source: `demo` or `demo-code`; `hf:name:config:split:field` (empty parts keep their default); the
+            path of a .txt, .jsonl or .parquet file (`path:field` for the latter two) or of a folder; or an
             iterable of strings. A path object is always a path, even if it is called `demo`.
 
     Yields:
@@ -51,34 +51,12 @@ def read_documents(source: Source) -> Iterator[str | None]:
         yield None if text is None else _well_formed(text)
 
 
-def pieces(paragraphs: Iterable[str], at_least: int) -> Iterator[str]:
-    """Joins successive paragraphs by blank lines into pieces of at least `at_least` characters.
-
-    A shorter rest at the end goes to the piece before it, so nothing is lost; only where all
-    paragraphs together are too short is the one piece shorter.
-    """
-    held: str | None = None  # the last complete piece, which may still receive the rest
-    rest: list[str] = []
-    length = 0
-    for paragraph in paragraphs:
-        length += len(paragraph) + (2 if rest else 0)
-        rest.append(paragraph)
-        if length >= at_least:
-            if held is not None:
-                yield held
-            held, rest, length = "\n\n".join(rest), [], 0
-    if rest:
-        held = "\n\n".join(rest if held is None else [held, *rest])
-    if held is not None:
-        yield held
-
-
 def _documents(source: Source) -> Iterator[str | None]:
     if isinstance(source, os.PathLike):
         return _read_path(Path(source), "", os.fspath(source))
     if isinstance(source, str):
-        if source == "demo":
-            return _demo()
+        if source in _DEMOS:
+            return _DEMOS[source]()
         if source.startswith("hf:"):
             return _hub(source)
         path, field = _split_field(source)
@@ -114,7 +92,7 @@ def _read_path(path: Path, field: str, source: str) -> Iterator[str | None]:
     if path.is_dir():
         return _folder(path)
     if suffix == ".txt":
-        return pieces(_paragraphs(line for _, line in _lines(path)), TEXT_PIECE)
+        return pieces(paragraphs(line for _, line in _lines(path)), TEXT_PIECE)
     if suffix == ".jsonl":
         return _jsonl(path, field or DEFAULT_FIELD)
     if suffix == ".parquet":
@@ -127,18 +105,6 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
     with _readable(path), path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             yield number, _decode(raw, f"{path}, line {number}", first=number == 1).rstrip("\r\n")
-
-
-def _paragraphs(lines: Iterable[str]) -> Iterator[str]:
-    paragraph: list[str] = []
-    for line in lines:
-        if line.strip():
-            paragraph.append(line)
-        elif paragraph:
-            yield "\n".join(paragraph)
-            paragraph = []
-    if paragraph:
-        yield "\n".join(paragraph)
 
 
 def _jsonl(path: Path, field: str) -> Iterator[str]:
@@ -158,8 +124,8 @@ def _jsonl(path: Path, field: str) -> Iterator[str]:
 
 
 def _parquet(path: Path, field: str) -> Iterator[str]:
-    pyarrow = _package("pyarrow", "a .parquet file")
-    parquet = _package("pyarrow.parquet", "a .parquet file")
+    pyarrow = package("pyarrow", "a .parquet file")
+    parquet = package("pyarrow.parquet", "a .parquet file")
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
@@ -214,7 +180,7 @@ def _hub(source: str) -> Iterator[str]:
     name, config, split, field = parts + [""] * (4 - len(parts))
     if not name:
         raise InputError(f"{source}: no data set named: give hf:name:config:split:field")
-    datasets = _package("datasets", "a hub data set")
+    datasets = package("datasets", "a hub data set")
     try:
         rows = datasets.load_dataset(name, config or None, split=split or DEFAULT_SPLIT, streaming=True)
         for number, row in enumerate(rows, start=1):
@@ -226,23 +192,6 @@ def _hub(source: str) -> Iterator[str]:
             f"{source}: {type(error).__name__}: {_one_line(error)}: check the parts of "
             "hf:name:config:split:field and the connection"
         ) from error
-
-
-def _demo() -> Iterator[str]:
-    """Python's own documentation topics: several hundred documents, whatever the version.
-
-    Topics quote one another, so a paragraph that already stood somewhere is left out: no text is in
-    two documents, and what is calibrated on is not evaluated on.
-    """
-    topics = _package("pydoc_data.topics", "the demo text").topics
-    known: set[str] = set()
-
-    def unknown(paragraph: str) -> bool:
-        key = " ".join(paragraph.split())
-        return not (key in known or known.add(key))
-
-    for _, text in sorted(topics.items()):
-        yield from pieces(filter(unknown, _paragraphs(text.split("\n"))), DEMO_PIECE)
 
 
 def _text(record: Mapping[str, Any], field: str, where: str) -> str:
@@ -284,15 +233,6 @@ def _readable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(f"{path}: {error.strerror or error}: check the path and its permissions") from error
-
-
-def _package(name: str, purpose: str) -> Any:
-    # Late, for most runs need none of these packages and one of them takes seconds.
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise InputError(f"{purpose} needs the package {package!r}: install it") from error
 
 
 def _kind(value: object) -> str:

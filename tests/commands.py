@@ -16,7 +16,8 @@ import pytest
 from csprune import cli
 
 PROGRESS = re.compile(
-    r"^(Loading|Reading|Calibrating|Evaluating|Resampling|Drawing|Scoring|Pairing|Writing) "
+    r"^(Loading|Reading|Taking|Calibrating|Evaluating|Analysing|Decomposing|Differentiating|Checking|Resampling|Drawing|"
+    r"Scoring|Pairing|Writing) "
 )
 
 

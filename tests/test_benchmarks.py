@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,3 +49,13 @@ def test_the_cost_of_evaluating(tmp_path: Path) -> None:
     assert record["truncations"] == 36 and record["tokens"] == 4 * 128
     ratios = [e / p for e, p in zip(record["seconds"]["evaluation"], record["seconds"]["plain"], strict=True)]
     assert record["ratio_to_a_plain_pass"]["maximum"] == pytest.approx(max(ratios))
+
+
+def test_the_papers_claims(tmp_path: Path) -> None:
+    documents = ("--documents", "40", "--evaluation-documents", "60")
+    text = run("paper/run.py", NEOX, "-o", tmp_path, *documents)
+    assert re.search(r"^neox: \d+ reproduced, \d+ differs, \d+ not applicable$", text, re.M)
+    files = [tmp_path / name for name in ("paper.html", "paper.md", "verdicts.json")]
+    before = [path.read_bytes() for path in files]
+    run("paper/run.py", "--redo", "-o", tmp_path)
+    assert [path.read_bytes() for path in files] == before

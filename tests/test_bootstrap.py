@@ -236,3 +236,38 @@ def test_coverage() -> None:
     assert 0.93 <= ratio_covered <= 0.97
     # Control: without strata the block effect widens the intervals, and they hold too often.
     assert blind_covered > 0.97
+
+
+@pytest.mark.parametrize("documents", [2, 7, 40])
+def test_the_counts_are_the_draws_of_the_means(documents: int) -> None:
+    values = np.random.default_rng(0).normal(size=(documents, 3))
+    blocks = np.arange(documents) % 2 if documents > 2 else np.zeros(documents, dtype=int)
+    resampling = Resampling(blocks, draws=50, chunk_counts=64)
+    counts = np.concatenate(list(resampling.counts()))
+    assert counts.shape == (50, documents)
+    for label in np.unique(blocks):
+        assert (counts[:, blocks == label].sum(axis=1) == (blocks == label).sum()).all()
+    np.testing.assert_allclose(counts @ values / documents, resampling.means(values), atol=1e-12)
+    assert not np.allclose(counts[::-1] @ values / documents, resampling.means(values))  # control
+
+
+@pytest.mark.parametrize("documents", [2, 7, 40])
+def test_medians_are_those_of_the_drawn_documents(documents: int) -> None:
+    values = np.random.default_rng(1).normal(size=(documents, 2)).round(1)  # with ties
+    resampling = Resampling(np.zeros(documents, dtype=int), draws=60, chunk_counts=100)
+    counts = np.concatenate(list(resampling.counts())).astype(int)
+    for column, found in zip(values.T, resampling.medians(values), strict=True):
+        assert found.value == np.median(column)
+        assert found.samples is not None
+        np.testing.assert_allclose(found.samples, [np.median(np.repeat(column, n)) for n in counts])
+
+
+def test_infinite_values_have_their_place_and_nan_none() -> None:
+    values = np.array([[0.0], [1.0], [2.0], [np.inf], [3.0]])
+    resampling = Resampling(np.zeros(5, dtype=int), draws=200)
+    (found,) = resampling.medians(values)
+    assert found.value == 2
+    assert found.interval() is None  # some draws have an infinite one
+    values[3] = np.nan
+    with pytest.raises(CspruneError, match="1 of 5 values have no place in an order"):
+        resampling.medians(values)

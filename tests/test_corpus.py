@@ -20,10 +20,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import PreTrainedTokenizerFast
 
-import csprune.sources
+import csprune.demo_texts
 from csprune.corpus import Windows, check_fits, count_shared, read_windows
+from csprune.demo_texts import DEMO_PIECE, pieces
 from csprune.errors import InputError
-from csprune.sources import DEMO_PIECE, TEXT_PIECE, pieces, read_documents, source_name
+from csprune.sources import TEXT_PIECE, read_documents, source_name
 
 SETTINGS = settings(derandomize=True, deadline=None, max_examples=60)
 BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -506,7 +507,7 @@ def test_the_parts_reach_the_library_and_it_streams(monkeypatch: pytest.MonkeyPa
             calls.append((name, config, options))
             return ({"text": "t", "body": "b"} for _ in range(1))
 
-    monkeypatch.setattr(csprune.sources.importlib, "import_module", lambda name: Fake)
+    monkeypatch.setattr(csprune.demo_texts.importlib, "import_module", lambda name: Fake)
     assert documents_of("hf:org/name") == ["t"]
     assert documents_of("hf:org/name:en:validation:body") == ["b"]
     assert calls == [
@@ -559,6 +560,27 @@ def test_no_paragraph_of_the_demo_occurs_twice() -> None:
     assert normalised_paragraphs(documents[0])[0] == normalised_paragraphs(topics[min(topics)])[0]
     lengths = sorted(map(len, documents))
     assert lengths[len(lengths) // 10] >= DEMO_PIECE and lengths[len(lengths) // 2] < 800
+
+
+def test_the_demo_code_is_whole_definitions_each_once() -> None:
+    documents = documents_of("demo-code")
+    assert len(documents) > 2000
+    assert all(each.startswith(("def ", "class ", "async def ", "@")) for each in documents)
+    assert sum(len(each) < DEMO_PIECE for each in documents) < len(documents) / 100
+    # The functions of a module that everybody has, and nothing of what stands between them.
+    textwrap = "\n".join(each for each in documents if "def dedent(" in each)
+    assert "def dedent(" in textwrap and "_whitespace_only_re =" not in textwrap
+    compiled = sum(_compiles(each) for each in documents)
+    assert compiled > 0.97 * len(documents)
+    assert not _compiles(documents[0][: len(documents[0]) // 2] + "(")  # control
+
+
+def _compiles(source: str) -> bool:
+    try:
+        compile(source, "demo-code", "exec")
+    except SyntaxError:
+        return False
+    return True
 
 
 def test_the_demo_is_enough_for_the_default_protocol() -> None:
@@ -717,7 +739,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(name: str) -> None:
         raise ImportError(name)
 
-    monkeypatch.setattr(csprune.sources.importlib, "import_module", missing)
+    monkeypatch.setattr(csprune.demo_texts.importlib, "import_module", missing)
     assert "'datasets': install it" in refusal("hf:name")
     assert "'pydoc_data': install it" in refusal("demo")
 

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 from csprune.comparisons import summarise
+from csprune.concentration import concentrations, tenth, top_share
 from csprune.errors import InputError
 from csprune.measurement import Evaluation
-from csprune.pages.concentration import concentrations, tenth, top_share
 from csprune.pages.document_pictures import loss_over_documents, share_of_top_tenth
 from csprune.pages.gallery import of_report, of_reports
 from csprune.pages.pictures import (

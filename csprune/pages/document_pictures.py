@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
+from csprune.concentration import concentrations
 from csprune.measurement import REFERENCE, Evaluation, Measurement
-from csprune.pages.concentration import concentrations
 from csprune.pages.scales import amount_axis, ratio_axis
 from csprune.pages.theme import NARROW, WIDE, colour, drawing, legend, look
 from csprune.pages.wording import percent

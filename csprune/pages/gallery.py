@@ -9,8 +9,8 @@ from functools import partial
 from matplotlib.figure import Figure
 
 from csprune.comparisons import PER_UNIT
+from csprune.concentration import tenth
 from csprune.measurement import REFERENCE, Evaluation
-from csprune.pages.concentration import tenth
 from csprune.pages.document_pictures import loss_over_documents, share_of_top_tenth
 from csprune.pages.pictures import (
     agreement_against_rank,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from csprune.comparisons import PER_UNIT
+from csprune.concentration import Concentration, concentrations, tenth
 from csprune.measurement import QUANTITIES, REFERENCE, Evaluation
-from csprune.pages.concentration import Concentration, concentrations, tenth
 from csprune.pages.wording import (
     DASH,
     QUANTITY_NAMES,

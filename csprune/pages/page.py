@@ -6,22 +6,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-from csprune.errors import CspruneError
-from csprune.files import atomic_file, check_replaceable
 from csprune.measurement import Evaluation
 from csprune.pages.findings import CHECKS
+from csprune.pages.frame import PICTURES_FOLDER, check_target, render, twice, write_whole
 from csprune.pages.gallery import Picture
 from csprune.pages.sections import Content, content
 from csprune.pages.summary import summary
-from csprune.pages.theme import NARROW, WIDE, inline_svg, png_file, svg_file, variables
+from csprune.pages.theme import WIDE, png_file, svg_file
 
 PAGE_FILE = "report.html"
 SUMMARY_FILE = "report.md"
-PICTURES_FOLDER = "pictures"
-_MARK = '<meta name="generator" content="csprune">'
 
 
 def check_page_target(directory: Path, overwrite: bool) -> None:
@@ -30,15 +26,7 @@ def check_page_target(directory: Path, overwrite: bool) -> None:
     Raises:
         InputError: Something of a page's names is there, and is not ours or not to be replaced.
     """
-    names = (PAGE_FILE, SUMMARY_FILE, PICTURES_FOLDER)
-    check_replaceable(directory, names, _is_page, "report", overwrite)
-
-
-def _is_page(directory: Path) -> bool:
-    try:
-        return _MARK in (directory / PAGE_FILE).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return False
+    check_target(directory, PAGE_FILE, (SUMMARY_FILE, PICTURES_FOLDER), "report", overwrite)
 
 
 def write_views(
@@ -74,43 +62,13 @@ def write_views(
         files[place.with_name(f"{picture.name}.png")] = png_file(figure)
     files[directory / SUMMARY_FILE] = summary(said).encode()
     files[directory / PAGE_FILE] = page(said).encode()
-    try:
-        (directory / PICTURES_FOLDER).mkdir(parents=True, exist_ok=True)
-        for path, data in files.items():
-            with atomic_file(path) as temporary:
-                temporary.write_bytes(data)
-    except OSError as error:
-        raise CspruneError(
-            f"the report's page cannot be written to {directory} ({error.strerror or error}): "
-            "give another folder or make room there"
-        ) from error
-    return list(files)
+    return write_whole(directory, files)
 
 
 def page(said: Content) -> str:
     """The page as HTML. What comes from reports is escaped; it loads nothing and runs no script."""
-    environment = Environment(
-        loader=PackageLoader("csprune.pages"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html").render(
-        content=said,
-        checks=list(CHECKS.values()),
-        draw=_drawn,
-        light=variables(dark=False),
-        dark=variables(dark=True),
-    )
+    return render("report.html", title=said.title, content=said, checks=list(CHECKS.values()), draw=_drawn)
 
 
 def _drawn(picture: Picture) -> Markup:
-    """A picture twice, for a wide and a narrow page; the style sheet shows one of them."""
-    label = str(escape(f"{picture.title}. The tables have the figures."))
-    return Markup("\n").join(
-        Markup('<div class="{}">{}</div>').format(
-            form, Markup(inline_svg(picture.draw(width), f"{picture.name}-{form}", label))
-        )
-        for form, width in (("wide", WIDE), ("narrow", NARROW))
-    )
+    return twice(picture.draw, picture.name, picture.title)

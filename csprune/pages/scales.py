@@ -51,7 +51,7 @@ def amount_axis(axes: Axes, which: str, values: Sequence[float], label: str, mos
     """
     low, high = min(values), max(values)
     if low > 0 and high / low <= 1e5:
-        _logarithmic(axes, which, low, high, most=most)
+        logarithmic_axis(axes, which, low, high, most=most)
     else:
         low, high = min(low, 0.0), max(high, 0.0)
         threshold = _threshold(np.abs(values))
@@ -80,7 +80,7 @@ def ratio_axis(
     """
     known = [value for value in values if value > 0] + [1.0]
     known += [end for end in ends if end > min(known) / 10]
-    _logarithmic(axes, which, min(known), max(known), write)
+    logarithmic_axis(axes, which, min(known), max(known), write)
 
 
 def share_axis(axes: Axes, which: str, values: Sequence[float]) -> None:
@@ -93,11 +93,20 @@ def share_axis(axes: Axes, which: str, values: Sequence[float]) -> None:
     axis.set_major_formatter(FuncFormatter(lambda value, _: percent(round(value, 6))))
 
 
-def _logarithmic(
+def linear_axis(axes: Axes, which: str, low: float, high: float, most: int = 6, whole: bool = False) -> None:
+    """A linear axis from just below `low` to just above `high`, which may be the same; `whole`: integers."""
+    margin = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
+    _limits(axes, which, low - margin, high + margin)
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10], integer=whole))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(float(f"{value:.12g}"))))
+
+
+def logarithmic_axis(
     axes: Axes, which: str, low: float, high: float, write: Write = number, most: int = 8
 ) -> None:
     """A logarithmic axis from just below `low` to just above `high`, with ticks that read well."""
-    margin = max((high / low) ** 0.06, 1.03)
+    margin = (high / low) ** 0.06 if high / low > 1 + 1e-6 else 1.03
     low, high = low / margin, high * margin
     axes.set(**{f"{which}scale": "log"})
     _limits(axes, which, low, high)

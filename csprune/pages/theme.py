@@ -33,10 +33,25 @@ COLOURS = {
     "whitened": ("#14774c", "#56cf9b"),
     "fisher-whitened": ("#7b3294", "#d59be8"),
     "random": ("#6e6e6e", "#b4b4b4"),
+    "crimson": ("#b3123f", "#ff8fa6"),
+    "teal": ("#00727f", "#4fd0dd"),
+    "ochre": ("#7a5c00", "#d9b84a"),
+    "indigo": ("#4b4fc4", "#a3a6ff"),
 }
 """By name: the colour in light and in dark, no two alike."""
 
 _MARKERS = {"singular": "s", "fisher": "o", "whitened": "^", "fisher-whitened": "D", "random": "x"}
+# What is no method takes these in order: neighbours differ in hue and in shape.
+_SERIES = {
+    "fisher": "o",
+    "singular": "s",
+    "whitened": "^",
+    "fisher-whitened": "D",
+    "ochre": "v",
+    "crimson": "P",
+    "teal": "X",
+    "indigo": "*",
+}
 _DESCRIPTION = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _STYLE = {
     "axes.axisbelow": True,
@@ -100,6 +115,36 @@ def look(method: str, **changes: Any) -> dict[str, Any]:
         "markeredgewidth": 1.2 if method == REFERENCE else 0.6,
     }
     return {**own, **changes}
+
+
+def looks(labels: Iterable[str], references: Iterable[str] = ()) -> dict[str, dict[str, Any]]:
+    """Line and marker of each series of a picture, no two alike, up to 24 of them.
+
+    Args:
+        labels: Of the series in order; one that is a method's name looks as that method does everywhere.
+        references: Those of them that the others are compared with: grey and dashed, as random truncation.
+    """
+    labels, references = list(dict.fromkeys(labels)), set(references)
+    taken = {label for label in labels if label in _MARKERS}
+    free = [pair for pair in _SERIES.items() if pair[0] not in taken]
+    found, place, grey = {}, 0, 0
+    for label in labels:
+        if label in references:
+            found[label] = look(REFERENCE, linestyle=("--", ":", "-.")[grey % 3])
+            grey += 1
+        elif label in taken:
+            found[label] = look(label)
+        else:
+            name, marker = free[place % len(free)]
+            found[label] = {
+                "color": colour(name),
+                "linestyle": ("-", (0, (5, 1.2, 1.2, 1.2)), (0, (1.2, 1.2)))[place // len(free) % 3],
+                "marker": marker,
+                "markeredgecolor": colour("paper"),
+                "markeredgewidth": 0.6,
+            }
+            place += 1
+    return found
 
 
 def legend(figure: Figure, methods: Iterable[str], width: float, reference: str | None = None) -> None:

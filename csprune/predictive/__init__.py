@@ -1,0 +1,1 @@
+"""The predictive subspaces of the readout: what the prediction reads at each site of the last layers."""

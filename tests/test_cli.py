@@ -24,6 +24,7 @@ from commands import PROGRESS, Run, csprune_command, write_jsonl
 import csprune
 from csprune import cli
 from csprune.calibration import Calibration
+from csprune.commands import truncation
 from csprune.measurement import QUANTITIES
 from csprune.truncation import STRATEGIES
 
@@ -170,7 +171,7 @@ def test_the_default_output_is_named_after_the_model(
 ) -> None:
     (tmp_path / "above/here").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "above/here")
-    assert cli._base_name(model) == name
+    assert truncation._base_name(model) == name
 
 
 # --- calibrate ------------------------------------------------------------------------------------
@@ -559,7 +560,10 @@ def test_every_example_of_the_help_is_one_that_parses(
         "jobs.calibrate_job",
         "jobs.evaluate_job",
         "jobs.report_job",
-        "cli.bench_job",
+        "commands.scores.bench_job",
+        "commands.studies.spectrum_job",
+        "commands.studies.analyze_job",
+        "commands.studies.subspace_job",
     ):
 
         def job(*_args: object, name: str = name, **_options: object) -> None:
@@ -573,7 +577,7 @@ def test_every_example_of_the_help_is_one_that_parses(
             before = len(called)
             assert "stopped" in csprune_command(*line.split()[1:]).message
             assert len(called) == before + 1
-    assert len(called) == 11
+    assert len(called) == 17
     # Control: a mistyped example would be seen.
     assert "stopped" not in csprune_command("evaluate", "demo", "--ranks", "0.05", "-o", "report").message
 

@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mess3_process import TOKENS, Mess3
+from mess3_note import reproduce
+from mess3_process import CONTEXT, TOKENS, Mess3
 from rich.console import Console
 from rich.progress import track
 from transformers import ArceeConfig, ArceeForCausalLM
 
-WIDTH, HIDDEN, LAYERS, HEADS, CONTEXT = 64, 256, 1, 4, 10
+WIDTH, HIDDEN, LAYERS, HEADS = 64, 256, 1, 4
 BATCH, STEPS, WARM_UP = 128, 8000, 0.02  # sequences, steps, share of the steps
 LEARNING_RATE, SEED = 2e-3, 0
-EVALUATED = 4096  # sequences run at once
 console = Console(stderr=True)
 
 
@@ -41,8 +41,6 @@ def main() -> None:
         model = train(process, options.steps, options.layers)
         model.save_pretrained(options.model)
         console.print(f"trained in {(time.monotonic() - started) / 60:.1f} minutes")
-    from mess3_note import reproduce  # after the training: it is what needs csprune
-
     model = ArceeForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
     console.print(reproduce(process, model, options.output))
 
@@ -84,18 +82,6 @@ def train(process: Mess3, steps: int, layers: int = LAYERS, seed: int = SEED) ->
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return model.eval()
-
-
-@torch.no_grad()
-def excess_loss(process: Mess3, model: Any, length: int = CONTEXT) -> torch.Tensor:
-    """How much the model loses to the optimum, nats, float64 [length], exact over every history."""
-    tokens, weights = process.histories(length)
-    excess = torch.zeros(length, dtype=torch.float64)
-    for rows, weight in zip(tokens.split(EVALUATED), weights.split(EVALUATED), strict=True):
-        log_p = model(input_ids=rows, use_cache=False).logits.double().log_softmax(-1)
-        best = process.predictions(process.beliefs(rows))
-        excess += torch.einsum("s,spz->p", weight, best * (best.log() - log_p))
-    return excess
 
 
 if __name__ == "__main__":

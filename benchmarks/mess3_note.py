@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from machine import describe
-from mess3 import CONTEXT, excess_loss
-from mess3_pictures import draw
-from mess3_process import Mess3
+from mess3_pictures import Clouds, draw
+from mess3_process import CONTEXT, Mess3, excess_loss
 
 from csprune.predictive.checks import WAYS, check, divergence
 from csprune.predictive.findings import Found, result
@@ -24,29 +22,6 @@ SHARES = (0.9, 0.99, 0.999, 0.9999)
 SAMPLED, CHECKED = 1024, 64  # sequences for E[J^T J], and to change activations in
 DRAWN = 8  # every history of this length is a point
 SEED = 1
-
-
-@dataclass(frozen=True)
-class Clouds:
-    """Every history of one length, and where the model puts it; all float64 [histories, ...].
-
-    Attributes:
-        weights: The histories' probabilities.
-        beliefs: [histories, states].
-        optimal: Centred logarithms of the optimal predictions, [histories, V].
-        logits: The model's own, as it returns them.
-        content: Centred logarithms of the model's own predictions.
-        sites: Activations by site: final, post, mlp_out, mlp_in.
-        rms: Of post, [histories].
-    """
-
-    weights: torch.Tensor
-    beliefs: torch.Tensor
-    optimal: torch.Tensor
-    logits: torch.Tensor
-    content: torch.Tensor
-    sites: dict[str, torch.Tensor]
-    rms: torch.Tensor
 
 
 def reproduce(process: Mess3, model: Any, output: Path) -> str:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib
 import torch
 
 from csprune.predictive.subspaces import SpannedSubspace
-
-if TYPE_CHECKING:
-    from mess3_note import Clouds
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # the backend has to be chosen before
@@ -19,6 +17,29 @@ from matplotlib.ticker import MaxNLocator
 
 SIZE, RESOLUTION = 3.4, 90  # inches of a panel, dots an inch
 SEED = 2
+
+
+@dataclass(frozen=True)
+class Clouds:
+    """Every history of one length, and where the model puts it; all float64 [histories, ...].
+
+    Attributes:
+        weights: The histories' probabilities.
+        beliefs: [histories, states].
+        optimal: Centred logarithms of the optimal predictions, [histories, V].
+        logits: The model's own, as it returns them.
+        content: Centred logarithms of the model's own predictions.
+        sites: Activations by site: final, post, mlp_out, mlp_in.
+        rms: Of post, [histories].
+    """
+
+    weights: torch.Tensor
+    beliefs: torch.Tensor
+    optimal: torch.Tensor
+    logits: torch.Tensor
+    content: torch.Tensor
+    sites: dict[str, torch.Tensor]
+    rms: torch.Tensor
 
 
 def draw(clouds: Clouds, subspaces: dict[str, SpannedSubspace], folder: Path) -> None:

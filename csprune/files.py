@@ -7,7 +7,7 @@ import shutil
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -60,6 +60,37 @@ def atomic_file(path: str | Path) -> Iterator[Path]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_files(directory: Path, files: Mapping[str, bytes | Callable[[Path], object]], what: str) -> None:
+    """Write an output of several files into a folder, which is made if need be.
+
+    Each file appears whole or not at all, in the order given. The last one vouches for the others: an earlier
+    one goes first, so that where it stands, those beside it are its own.
+
+    Args:
+        directory: The folder.
+        files: By name (with subfolders), what each has, or what writes it to a path.
+        what: The kind of output, for messages.
+
+    Raises:
+        CspruneError: They cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / list(files)[-1]).unlink(missing_ok=True)
+        for name, content in files.items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            with atomic_file(directory / name) as path:
+                if isinstance(content, bytes):
+                    path.write_bytes(content)
+                else:
+                    content(path)
+    except OSError as error:
+        raise CspruneError(
+            f"the {what} cannot be written to {directory} ({error.strerror or error}): "
+            "give another folder or make room there"
+        ) from error
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from csprune.comparisons import SCHEMA, summarise
-from csprune.errors import CspruneError, InputError
-from csprune.files import atomic_file, check_replaceable
+from csprune.errors import InputError
+from csprune.files import check_replaceable, write_files
 from csprune.measurement import QUANTITIES, REFERENCE, Evaluation, Measurement, StoredMeasurement
 
 REPORT_FILE = "report.json"
@@ -67,18 +68,8 @@ def write_report(directory: str | Path, evaluation: Evaluation, report: dict[str
     # Made before anything is written, so that a defect leaves the earlier files as they were.
     text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     documents = _long_table(evaluation)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / REPORT_FILE).unlink(missing_ok=True)
-        with atomic_file(directory / DOCUMENTS_FILE) as path:
-            pq.write_table(documents, path)
-        with atomic_file(directory / REPORT_FILE) as path:
-            path.write_bytes(text.encode())
-    except OSError as error:
-        raise CspruneError(
-            f"the report cannot be written to {directory} ({error.strerror or error}): "
-            "give another folder or make room there"
-        ) from error
+    files = {DOCUMENTS_FILE: partial(pq.write_table, documents), REPORT_FILE: text.encode()}
+    write_files(directory, files, "report")
 
 
 def _long_table(evaluation: Evaluation) -> pa.Table:

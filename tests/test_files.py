@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from csprune.errors import CspruneError, InputError
-from csprune.files import atomic_file, atomic_folder
+from csprune.files import atomic_file, atomic_folder, write_files
 
 
 def _names(folder: Path) -> list[str]:
@@ -205,3 +205,28 @@ def test_a_file_appears_whole(tmp_path: Path):
         temporary.write_text("new")
         assert path.read_text() == "old"
     assert path.read_text() == "new" and _names(tmp_path) == ["x.json"]
+
+
+def test_several_files_are_whole_and_the_last_one_vouches_for_them(tmp_path: Path) -> None:
+    def write(path: Path) -> None:
+        path.write_text("values")
+
+    files = {"values.txt": write, "pictures/a.svg": b"picture", "report.json": b"report"}
+    write_files(tmp_path / "out", files, "report")
+    assert {name: (tmp_path / "out" / name).read_text() for name in files} == {
+        "values.txt": "values",
+        "pictures/a.svg": "picture",
+        "report.json": "report",
+    }
+
+    def fail(path: Path) -> None:
+        path.write_text("half")
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(
+        CspruneError, match=r"the report cannot be written to .*out \(No space"
+    ):
+        write_files(tmp_path / "out", {"values.txt": fail, "report.json": b"new"}, "report")
+    # The earlier values stand, but nothing vouches for what was being replaced; no temporary file stays.
+    assert (tmp_path / "out/values.txt").read_text() == "values"
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["pictures", "values.txt"]

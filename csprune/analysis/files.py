@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from csprune.analysis.results import Result, read_result
-from csprune.errors import CspruneError, InputError
-from csprune.files import atomic_file, check_replaceable
+from csprune.errors import InputError
+from csprune.files import check_replaceable, write_files
 
 SCHEMA = 1
 KINDS = ("spectrum", "analysis")
@@ -104,18 +105,8 @@ def write_analysis(
     whole = {**report, "results": [each.describe() for each in results]}
     text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     table = _long_table(results, document_ids)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / figures_file(kind)).unlink(missing_ok=True)
-        with atomic_file(directory / values_file(kind)) as path:
-            pq.write_table(table, path)
-        with atomic_file(directory / figures_file(kind)) as path:
-            path.write_bytes(text.encode())
-    except OSError as error:
-        raise CspruneError(
-            f"the analysis cannot be written to {directory} ({error.strerror or error}): "
-            "give another folder or make room there"
-        ) from error
+    files = {values_file(kind): partial(pq.write_table, table), figures_file(kind): text.encode()}
+    write_files(directory, files, "analysis")
 
 
 def _long_table(results: Sequence[Result], document_ids: Sequence[str]) -> pa.Table:

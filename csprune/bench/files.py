@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from csprune.bench.harness import Scores
-from csprune.errors import CspruneError
-from csprune.files import atomic_file, check_replaceable
+from csprune.files import check_replaceable, write_files
 
 SCHEMA = 1
 KIND = "lm-evaluation-harness, paired"
@@ -61,20 +61,13 @@ def write_bench(
         ValueError: If the report has a NaN or an infinity, which JSON does not know.
     """
     text = json.dumps(report, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-    contents = {MARKDOWN_FILE: markdown.encode(), **dict(zip(PICTURE_FILES, pictures, strict=True))}
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / BENCH_FILE).unlink(missing_ok=True)
-        with atomic_file(directory / ITEMS_FILE) as path:
-            pq.write_table(items, path)
-        for name, content in {**contents, BENCH_FILE: text.encode()}.items():
-            with atomic_file(directory / name) as path:
-                path.write_bytes(content)
-    except OSError as error:
-        raise CspruneError(
-            f"the benchmark cannot be written to {directory} ({error.strerror or error}): "
-            "give another folder or make room there"
-        ) from error
+    files = {
+        ITEMS_FILE: partial(pq.write_table, items),
+        MARKDOWN_FILE: markdown.encode(),
+        **dict(zip(PICTURE_FILES, pictures, strict=True)),
+        BENCH_FILE: text.encode(),
+    }
+    write_files(directory, files, "benchmark")
 
 
 def items_table(names: Sequence[str], scores: Sequence[Scores]) -> pa.Table:

@@ -10,8 +10,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 from matplotlib.figure import Figure
 
-from csprune.errors import CspruneError
-from csprune.files import atomic_file, check_replaceable
+from csprune.files import check_replaceable, write_files
 from csprune.pages.theme import NARROW, WIDE, inline_svg, variables
 
 PICTURES_FOLDER = "pictures"
@@ -78,14 +77,6 @@ def write_whole(directory: Path, files: Mapping[Path, bytes]) -> list[Path]:
     Raises:
         CspruneError: If they cannot be written.
     """
-    try:
-        for path, data in files.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with atomic_file(path) as temporary:
-                temporary.write_bytes(data)
-    except OSError as error:
-        raise CspruneError(
-            f"the report's page cannot be written to {directory} ({error.strerror or error}): "
-            "give another folder or make room there"
-        ) from error
+    names = {str(path.relative_to(directory)): data for path, data in files.items()}
+    write_files(directory, names, "report's page")
     return list(files)

@@ -10,8 +10,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from csprune.errors import CspruneError
-from csprune.files import atomic_file, check_replaceable
+from csprune.files import check_replaceable, write_files
 from csprune.predictive.subspaces import SpannedSubspace, Subspace
 
 SUBSPACE_FILE = "subspace.json"
@@ -57,22 +56,14 @@ def write_subspaces(
             basis = each.basis(each.dimension(share))
             tensors[f"{each.site}.basis"] = basis.clone(memory_format=torch.contiguous_format)
             tensors[f"{each.site}.eigenvalues"] = each.eigenvalues.clone()
-    paths = [directory / BASES_FILE] * bool(tensors) + [directory / SUBSPACE_FILE]
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for name in (SUBSPACE_FILE, BASES_FILE):
-            (directory / name).unlink(missing_ok=True)
-        if tensors:
-            with atomic_file(directory / BASES_FILE) as path:
-                safetensors.torch.save_file(tensors, path, metadata={"csprune_subspace": str(SCHEMA)})
-        with atomic_file(directory / SUBSPACE_FILE) as path:
-            path.write_bytes(text.encode())
-    except OSError as error:
-        raise CspruneError(
-            f"the subspaces cannot be written to {directory} ({error.strerror or error}): "
-            "give another folder or make room there"
-        ) from error
-    return paths
+    (directory / BASES_FILE).unlink(missing_ok=True)  # those of other sites
+    files: dict[str, Any] = {}
+    if tensors:
+        metadata = {"csprune_subspace": str(SCHEMA)}
+        files[BASES_FILE] = lambda path: safetensors.torch.save_file(tensors, path, metadata=metadata)
+    files[SUBSPACE_FILE] = text.encode()
+    write_files(directory, files, "subspaces")
+    return [directory / name for name in files]
 
 
 def _is_ours(directory: Path) -> bool:

@@ -275,9 +275,9 @@ class _Sums:
         top = self.prediction.log_probabilities.gather(1, self.prediction.top).squeeze(1)
         figures = {
             "loss_change": normaliser - self.target,
-            "logit_distance": distance,
+            "logit_distance": distance.clamp_min(0),
             "fisher_term": (self.first_order2 - self.first_order.square()).clamp_min(0) / 2,
-            "prediction_change": normaliser - self.mean,
+            "prediction_change": (normaliser - self.mean).clamp_min(0),
             "top1_agreement": (self.largest <= top + self.rounding).double(),
         }
         return torch.stack([figures[name] for name in QUANTITIES])

@@ -44,6 +44,9 @@ WHITENING_FLOOR = 1e-12
 # they are rounding.
 SINGULAR_RESOLUTION = 1e-7
 
+# States that differ by no more than this share of their size differ by a forward pass's rounding.
+STATE_RESOLUTION = 1e-5
+
 # A unit direction of which a projection leaves less than this length lies in what was projected out.
 LEFT_TOLERANCE = 1e-6
 

@@ -26,19 +26,21 @@ def case(request: pytest.FixtureRequest) -> StudyCase:
 def test_each_condition_is_a_study_of_its_own(case: StudyCase) -> None:
     study = case.study
     windows = [cases.windows(0, 24, LENGTH), cases.windows(24, 30, LENGTH)]
-    taken = [take_states(study.readout, each, [4, LENGTH], batch_size=8) for each in windows]
-    fourth = study.beside(*(each[4] for each in taken))
-    assert fourth.layout is study.layout
-    with_conditions = replace(study, conditions=lambda _progress: iter([("last", study), ("fourth", fourth)]))
+    taken = [take_states(study.readout, each, [11, LENGTH], batch_size=8) for each in windows]
+    eleventh = study.beside(*(each[11] for each in taken))
+    assert eleventh.layout is study.layout
+    with_conditions = replace(
+        study, conditions=lambda _progress: iter([("last", study), ("eleventh", eleventh)])
+    )
     result = other_conditions(with_conditions)
     (table,) = result.tables
-    assert [row.label for row in table.rows] == ["last", "fourth"]
-    for row, own in zip(table.rows, (study, fourth), strict=True):
+    assert [row.label for row in table.rows] == ["last", "eleventh"]
+    for row, own in zip(table.rows, (study, eleventh), strict=True):
         spectrum = consequence_spectrum(own).figures["consequence"]
         assert row.cells["fisher_per_distance"]["value"] == pytest.approx(spectrum[-1])  # type: ignore[index]
         assert row.cells["peak"] == int(np.argmax(spectrum)) + 1
     assert len(result.statements) == 2
-    assert result.values["condition.fourth.documents"].tolist() == list(fourth.evaluation.document_ids)
+    assert result.values["condition.eleventh.documents"].tolist() == list(eleventh.evaluation.document_ids)
     first, second = (row.cells["fisher_per_distance"]["value"] for row in table.rows)  # type: ignore[index]
     assert first != second  # control: the positions are not the same
 

@@ -121,6 +121,20 @@ def test_two_distinct_tokens_are_drawn_in_proportion_to_their_probability() -> N
         draw_distinct(np.array([0.0, 1.0, 0.0]), 10, np.random.default_rng(0))
 
 
+@pytest.mark.parametrize("certain", [0, 2, 4])
+def test_beside_a_nearly_certain_token_the_others_are_drawn_by_their_own_mass(certain: int) -> None:
+    """Others of 1e-20 vanish beside 1 in float64: they have to be summed without it."""
+    probability = np.array([1e-20, 3e-20, 0.0, 0.0, 2e-20])
+    probability[certain] = 1.0
+    first, second = draw_distinct(probability, 30_000, np.random.default_rng(0))
+    assert (first == certain).all()
+    others = probability.copy()
+    others[certain] = 0
+    expected = others / others.sum()
+    np.testing.assert_allclose(np.bincount(second, minlength=5) / 30_000, expected, atol=0.01)
+    assert not np.isin(second, np.flatnonzero(others == 0)).any()
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_result_has_the_oracles_figures(kind: str) -> None:
     c, result = case(kind), found(kind)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 import tiny
+import torch
 from commands import PROGRESS, Run, csprune_command, write_jsonl
 
 from csprune.analysis.catalogue import ANALYSES, SPECTRUM
@@ -23,9 +24,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("studies")
     tiny.save(tiny.make("llama", max_position_embeddings=256), place / "model")
     tiny.save(tiny.make("llama", seed=1, max_position_embeddings=256), place / "instruct")
-    write_jsonl(place / "docs.jsonl", tiny.texts(60))
-    write_jsonl(place / "code.jsonl", tiny.texts(60, seed=1))
+    write_jsonl(place / "docs.jsonl", varied(60))
+    write_jsonl(place / "code.jsonl", varied(60, seed=1))
     return place
+
+
+def varied(count: int, seed: int = 0) -> list[str]:
+    """Texts that differ from the first word on."""
+    return [text.split("here. ")[1] for text in tiny.texts(count, seed=seed)]
 
 
 def study(command: str, place: Path, out: Path, *more: str | Path) -> Run:
@@ -72,7 +78,7 @@ def test_the_figures_can_be_redone_from_the_values(spectrum: tuple[Run, Path]) -
         random = sums[f"band.{band + 1}.random.fisher_term"] / sums[f"band.{band + 1}.random.logit_distance"]
         assert report["consequence"][band] == pytest.approx(own / random, rel=1e-9)
     random = table[table.series == "band.1.random.fisher_term"]
-    assert sorted(random.subspace.unique()) == [0, 1]
+    assert sorted(random.subspace.unique()) == [0, 1] and set(random.block) == {1, 2}
     assert len(random) == 2 * report["documents"]
 
 
@@ -125,7 +131,7 @@ def test_report_redoes_the_page_from_the_figures(spectrum: tuple[Run, Path], tmp
     del report["protocol"]["bands"]
     (tmp_path / "spectrum.json").write_text(json.dumps(report))
     run = csprune_command("report", tmp_path)
-    assert run.status == 2 and "is not whole" in run.message
+    assert run.status == 2 and "has entries that csprune does not write" in run.message
 
 
 def test_list_needs_no_model() -> None:
@@ -138,6 +144,8 @@ def test_list_needs_no_model() -> None:
     ("options", "message"),
     [
         (("--what", "nonsense"), "unknown analysis 'nonsense': choose from consequence"),
+        (("--what", ""), "unknown analysis '': choose from consequence"),
+        (("--what", "brier", "--instruct", "x"), "--instruct is for the conditions"),
         (("--position", "17"), "--position 17 is not between 1 and the 16 tokens of a document"),
         (("--bands", "40"), "32 directions are too few for 40 bands"),
         (("--data", "missing.txt"), "no such file or folder"),
@@ -150,6 +158,39 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     run = study("analyze", place, tmp_path / "out", *options)
     assert run.status == 2 and message in run.message
     assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_done_does_not_cost_the_rest(place: Path, tmp_path: Path) -> None:
+    model = tiny.make("llama", max_position_embeddings=256)
+    with torch.no_grad():
+        model.lm_head.weight[:] = model.lm_head.weight[:1]  # no two tokens differ
+        model.lm_head.weight[0, 0] += 1
+    tiny.save(model, tmp_path / "dull")
+    text = ("--data", place / "docs.jsonl", *SMALL)
+    run = csprune_command("analyze", tmp_path / "dull", *text, "-o", tmp_path / "out")
+    assert run.status == 0, run.err
+    report = json.loads((tmp_path / "out/analysis.json").read_text())
+    assert "contrast-share" in report["not_done"] and len(report["results"]) > 8
+    assert f"contrast-share was left out: {report['not_done']['contrast-share']}" in run.out
+    # Asked for by name it is an error.
+    run = csprune_command(
+        "analyze", tmp_path / "dull", *text, "--what", "contrast-share", "-o", tmp_path / "alone"
+    )
+    assert run.status == 1 and report["not_done"]["contrast-share"] in run.message
+    assert not (tmp_path / "alone").exists()
+    spectrum = csprune_command("spectrum", tmp_path / "dull", *text, "-o", tmp_path / "spectrum")
+    assert spectrum.status == 0, spectrum.err
+    found = json.loads((tmp_path / "spectrum/spectrum.json").read_text())["consequence"]
+    assert found[1:] == [None] * 3  # one direction reaches the logits: of the others there is only rounding
+
+
+def test_states_that_do_not_differ_are_refused(place: Path, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "same.jsonl", [f"The {text}" for text in varied(60)])
+    model = ("spectrum", place / "model", "--data", tmp_path / "same.jsonl", *SMALL)
+    run = csprune_command(*model, "--position", "1", "-o", tmp_path / "out")
+    assert run.status == 2 and "the states at token 1 are the same in all" in run.message
+    assert not (tmp_path / "out").exists()
+    assert csprune_command(*model, "--position", "16", "-o", tmp_path / "out").status == 0  # control
 
 
 def test_an_earlier_output_is_kept(place: Path, spectrum: tuple[Run, Path], tmp_path: Path) -> None:

@@ -223,9 +223,7 @@ def test_several_files_are_whole_and_the_last_one_vouches_for_them(tmp_path: Pat
         path.write_text("half")
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(
-        CspruneError, match=r"the report cannot be written to .*out \(No space"
-    ):
+    with pytest.raises(CspruneError, match=r"the report cannot be written to .*out \(No space"):
         write_files(tmp_path / "out", {"values.txt": fail, "report.json": b"new"}, "report")
     # The earlier values stand, but nothing vouches for what was being replaced; no temporary file stays.
     assert (tmp_path / "out/values.txt").read_text() == "values"

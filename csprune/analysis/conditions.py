@@ -27,6 +27,8 @@ def other_conditions(study: Study, progress: Progress | None = None) -> Result:
     statements: list[Statement] = []
     values = {}
     for name, other in study.conditions(progress):
+        other.calibration.check_varied()
+        other.evaluation.check_varied()
         pairs = band_pairs(other, progress)
         samples = [pair.sample(other.resampling) for pair in pairs]
         spectrum = [sample.estimate(per_distance("fisher_term"))["value"] for sample in samples]
@@ -97,4 +99,5 @@ def _values(name: str, study: Study) -> dict:
     return {
         **{key.replace("condition.", f"condition.{name}.", 1): each for key, each in found.items()},
         f"condition.{name}.documents": np.array(study.evaluation.document_ids),
+        f"condition.{name}.blocks": study.evaluation.blocks.numpy(),
     }

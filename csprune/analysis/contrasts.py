@@ -158,16 +158,24 @@ def draw_distinct(
             "all calibration documents are certain of one and the same token, so that no second one can be "
             "drawn in proportion to its probability: calibrate on more or other text"
         )
-    edges = np.cumsum(mass)
-    first = np.searchsorted(edges[:-1], generator.random(pairs) * edges[-1], side="right")
-    second = first.copy()
-    while (again := np.flatnonzero(second == first)).size:
-        own = mass[first[again]]
-        place = generator.random(len(again)) * (edges[-1] - own)
-        # What lies from the first token on moves up by its mass: it is not there a second time.
-        place += np.where(place >= edges[first[again]] - own, own, 0.0)
-        second[again] = np.searchsorted(edges[:-1], place, side="right")
+    first = _draw(mass, generator.random(pairs))
+    second = np.empty_like(first)
+    places = generator.random(pairs)
+    for token in np.unique(first):
+        # Summed anew without the first token: beside a nearly certain one, the others' differences would be
+        # lost in a sum that has it.
+        others = mass.copy()
+        others[token] = 0.0
+        here = first == token
+        second[here] = _draw(others, places[here])
     return first, second
+
+
+def _draw(mass: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Tokens in proportion to their mass, float64 [V], for uniform numbers in [0, 1)."""
+    edges = np.cumsum(mass)
+    last = int(np.flatnonzero(mass)[-1])  # a product may round up to the whole sum
+    return np.minimum(np.searchsorted(edges, places * edges[-1], side="right"), last)
 
 
 def _sample(study: Study, first: np.ndarray, second: np.ndarray) -> PairSample:

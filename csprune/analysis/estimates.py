@@ -94,8 +94,8 @@ class Sample:
 
 
 def as_estimate(statistic: Statistic | None) -> Estimate:
-    """A statistic as JSON has it."""
-    if statistic is None:
+    """A statistic as JSON has it; an infinite one, the median of ratios to nothing, is undefined."""
+    if statistic is None or not np.isfinite(statistic.value):
         return {"value": None, "ci95": None}
     ends = statistic.interval(LEVEL)
     return {"value": statistic.value, "ci95": None if ends is None else list(ends)}

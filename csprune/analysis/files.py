@@ -25,10 +25,11 @@ _FIELDS = pa.schema(
         ("series", pa.string()),
         ("subspace", pa.int32()),
         ("document", pa.string()),
+        ("block", pa.int64()),
         ("value", pa.float64()),
     ]
 )
-_DOCUMENTS = ".documents"
+_DOCUMENTS, _BLOCKS = ".documents", ".blocks"
 
 
 def figures_file(kind: str) -> str:
@@ -51,7 +52,7 @@ def check_analysis_target(directory: Path, kind: str, overwrite: bool) -> None:
     def is_ours(folder: Path) -> bool:
         return kind in kinds_in(folder)
 
-    check_replaceable(directory, (figures_file(kind), values_file(kind)), is_ours, "analysis", overwrite)
+    check_replaceable(directory, (figures_file(kind), values_file(kind)), is_ours, "report", overwrite)
 
 
 def kinds_in(directory: Path) -> list[str]:
@@ -87,7 +88,11 @@ def read_analysis(directory: Path, kind: str) -> tuple[dict[str, Any], list[Resu
 
 
 def write_analysis(
-    directory: Path, report: dict[str, Any], results: Sequence[Result], document_ids: Sequence[str]
+    directory: Path,
+    report: dict[str, Any],
+    results: Sequence[Result],
+    document_ids: Sequence[str],
+    blocks: Sequence[int],
 ) -> None:
     """Write `KIND.parquet` and `KIND.json` into a folder, each whole or not at all, the figures last.
 
@@ -96,6 +101,7 @@ def write_analysis(
         report: With `kind`, and all else that is said of the run; the results are added.
         results: What was found.
         document_ids: Of the evaluation documents.
+        blocks: Theirs.
 
     Raises:
         CspruneError: The files cannot be written.
@@ -104,25 +110,26 @@ def write_analysis(
     kind = report["kind"]
     whole = {**report, "results": [each.describe() for each in results]}
     text = json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    table = _long_table(results, document_ids)
+    table = _long_table(results, document_ids, blocks)
     files = {values_file(kind): partial(pq.write_table, table), figures_file(kind): text.encode()}
     write_files(directory, files, "analysis")
 
 
-def _long_table(results: Sequence[Result], document_ids: Sequence[str]) -> pa.Table:
+def _long_table(results: Sequence[Result], document_ids: Sequence[str], blocks: Sequence[int]) -> pa.Table:
     """A row for each analysis, series, subspace and document."""
     tables = [_FIELDS.empty_table()]
     for result in results:
-        others = {
-            name.removesuffix(_DOCUMENTS): ids.tolist()
-            for name, ids in result.values.items()
-            if name.endswith(_DOCUMENTS)
+        series = {
+            name: each for name, each in result.values.items() if not name.endswith((_DOCUMENTS, _BLOCKS))
         }
-        for name, values in result.values.items():
-            if name.endswith(_DOCUMENTS):
-                continue
-            prefix = next((each for each in others if name.startswith(f"{each}.")), None)
-            ids = list(document_ids) if prefix is None else others[prefix]
+        others = [name.removesuffix(_DOCUMENTS) for name in result.values if name.endswith(_DOCUMENTS)]
+        for name, values in series.items():
+            ids, own_blocks = list(document_ids), list(blocks)
+            for other in others:
+                if name.startswith(f"{other}."):
+                    ids = result.values[f"{other}{_DOCUMENTS}"].tolist()
+                    given = result.values.get(f"{other}{_BLOCKS}")
+                    own_blocks = [None] * len(ids) if given is None else given.tolist()
             rows = np.atleast_2d(values)
             if rows.shape[1] != len(ids):
                 raise ValueError(f"{name} has {rows.shape[1]} values for {len(ids)} documents")
@@ -134,6 +141,7 @@ def _long_table(results: Sequence[Result], document_ids: Sequence[str]) -> pa.Ta
                         "series": [name] * rows.size,
                         "subspace": [each for each in subspaces for _ in ids],
                         "document": ids * len(rows),
+                        "block": own_blocks * len(rows),
                         "value": rows.ravel().astype(np.float64),
                     },
                     schema=_FIELDS,

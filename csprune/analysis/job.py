@@ -22,9 +22,10 @@ from csprune.analysis.taking import (
     take,
 )
 from csprune.bootstrap import DRAWS, LEVEL, Resampling
-from csprune.errors import InputError
+from csprune.errors import CspruneError, InputError
 from csprune.identity import fingerprint, versions
-from csprune.pages.results_page import check_results_target, write_results
+from csprune.pages.frame import write_whole
+from csprune.pages.results_page import check_results_target, rendered
 from csprune.pages.results_sections import ResultsHeading
 from csprune.preparation import Progress, load, notes_on
 from csprune.readout import load_readout
@@ -71,15 +72,15 @@ def redo_pages(directory: Path, progress: Progress) -> list[Path]:
     pages = []
     for kind in kinds_in(directory):
         report, results = read_analysis(directory, kind)
-        try:
-            heading = _heading(kind, report)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"{directory / kind}.json is not whole ({error!r}): redo the analysis"
-            ) from error
         check_results_target(directory, True, kind)
-        with progress.stage("Drawing"):
-            *_, page = write_results(directory, heading, results, page=kind)
+        try:
+            with progress.stage("Drawing"):
+                files = rendered(directory, _heading(kind, report), results, page=kind)
+        except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+            raise InputError(
+                f"{kind}.json of {directory} has entries that csprune does not write ({error!r}): redo it"
+            ) from error
+        *_, page = write_whole(directory, files)
         pages.append(page)
     return pages
 
@@ -97,6 +98,8 @@ def _analyses_job(
     position = length if asked.position is None else asked.position
     if not 1 <= position <= length:
         raise InputError(f"--position {position} is not between 1 and the {length} tokens of a document")
+    if asked.instruct is not None and "conditions" not in analyses:
+        raise InputError("--instruct is for the conditions: add conditions to --what, or leave it out")
     check_settings(settings, [])
     check_target(out, "folder")
     check_analysis_target(out, kind, overwrite)
@@ -108,6 +111,8 @@ def _analyses_job(
     if "conditions" in analyses:
         places |= set(condition_positions(length, position))
     taken = take(settings, readout, texts, sorted(places), progress, "")
+    for states in taken[position]:
+        states.check_varied()
     study = Study(
         readout,
         *taken[position],
@@ -120,20 +125,45 @@ def _analyses_job(
         study,
         conditions=lambda _step: conditions(settings, asked, loaded, study, texts, taken, progress),
     )
-    results = []
-    for name, analysis in analyses.items():
-        with progress.stage(f"Analysing {name}") as step:
-            results.append(analysis(study, step))
+    results, undone = _do(analyses, study, alone=bool(asked.what) or kind == "spectrum", progress=progress)
     report = _report(kind, settings, asked, study, texts, position)
     spectrum = next((each for each in results if each.name == "consequence"), None)
     if spectrum is not None:
         report["consequence"] = spectrum.figures["consequence"]
-    notes = notes_on("calibration", texts.calibration.describe(), settings.resolved("documents"))
+    report["not_done"] = undone
+    notes = [f"{name} was left out: {reason}" for name, reason in undone.items()]
+    notes += notes_on("calibration", texts.calibration.describe(), settings.resolved("documents"))
     notes += notes_on("evaluation", texts.evaluation.describe(), settings.resolved("evaluation_documents"))
     heading = _heading(kind, report)
-    write_analysis(out, report, results, study.evaluation.document_ids)
-    write_results(out, heading, results, page=kind)
+    with progress.stage("Drawing"):
+        page = rendered(out, heading, results, page=kind)
+    states = study.evaluation
+    write_analysis(out, report, results, states.document_ids, states.blocks.tolist())
+    write_whole(out, page)
     return Found(report, results, heading, notes)
+
+
+def _do(
+    analyses: dict[str, Analysis], study: Study, *, alone: bool, progress: Progress
+) -> tuple[list[Result], dict[str, str]]:
+    """What the analyses found, and which could not be done of this model, with the reason.
+
+    Args:
+        analyses: By name.
+        study: What they are of.
+        alone: They were asked for by name: one that cannot be done ends the job.
+        progress: Where to show how far they are.
+    """
+    results, undone = [], {}
+    for name, analysis in analyses.items():
+        with progress.stage(f"Analysing {name}") as step:
+            try:
+                results.append(analysis(study, step))
+            except CspruneError as error:
+                if alone:
+                    raise
+                undone[name] = str(error)
+    return results, undone
 
 
 def _report(

@@ -166,8 +166,8 @@ class Result:
         tables: In the order to be read.
         pictures: Likewise.
         values: Per-document values that the figures can be redone from, float64 [documents] or
-            [subspaces, documents]; of other documents than the evaluation's only with their own `documents`
-            under the name `NAME.documents`, as strings.
+            [subspaces, documents]; of other documents than the evaluation's only with their own ids under
+            the name `NAME.documents`, as strings, and their blocks, if they have any, under `NAME.blocks`.
         figures: What does not fit a table: by name, JSON values.
     """
 

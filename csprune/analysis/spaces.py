@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 
 from csprune.errors import InputError
-from csprune.linalg import Eigen, eigh_descending, haar_columns, row_blocks
+from csprune.linalg import SINGULAR_RESOLUTION, Eigen, eigh_descending, haar_columns, row_blocks
 from csprune.unembedding import Unembedding
 
 BASES = ("centred", "folded", "raw")
@@ -102,10 +102,20 @@ class Space:
     def subspace(self, vectors: torch.Tensor) -> Subspace:
         """A subspace, of orthonormal columns float64 [n, m]."""
         dtype = self.unembedding.compute_dtype
-        image = torch.empty(self.unembedding.vocabulary, vectors.shape[1], dtype=dtype, device=vectors.device)
+        metric = vectors.mT @ self.metric @ vectors
+        shape = (self.unembedding.vocabulary, vectors.shape[1])
+        image = torch.zeros(shape, dtype=dtype, device=vectors.device)
+        if float(metric.diagonal().max()) <= (SINGULAR_RESOLUTION * float(self._largest)) ** 2:
+            # Of what the map does not see, only rounding would be measured.
+            return Subspace(vectors, image, torch.zeros_like(metric))
         for rows in row_blocks(self.unembedding.vocabulary):
             image[rows] = (self.rows(rows) @ vectors).to(dtype)
-        return Subspace(vectors, image, vectors.mT @ self.metric @ vectors)
+        return Subspace(vectors, image, metric)
+
+    @cached_property
+    def _largest(self) -> torch.Tensor:
+        """The largest singular value of what maps changes to the logits."""
+        return torch.linalg.eigvalsh(self.metric)[-1].clamp_min(0).sqrt()
 
     def random(self, size: int, count: int, seed: int, within: torch.Tensor | None = None) -> list[Subspace]:
         """Haar-random subspaces with seeds `seed + i`.

@@ -64,9 +64,8 @@ def singular_values(study: Study, _progress: Progress | None = None) -> Result:
         "Section 2.1, Appendix D",
         explained(singular_values),
         [
-            f"The {len(sigma)} singular values fall from {sigma[0]:.4g} to {sigma[-1]:.4g}; the bottom "
-            "band's "
-            f"median is {medians[-1] / medians[0]:.2g} times the top band's.",
+            f"The {len(sigma)} singular values fall from {sigma[0]:.4g} to {sigma[-1]:.4g}; the median is "
+            f"{medians[0]:.4g} in the top band and {medians[-1]:.4g} in the bottom band.",
         ],
         tables=[Table("bands", "Singular values by band", columns, rows, head="band")],
         pictures=[
@@ -117,7 +116,12 @@ def consequence_spectrum(study: Study, progress: Progress | None = None) -> Resu
         rows.append(Row(pair.label, cells))
     found = [row.cells["consequence"] for row in rows]
     values = [each["value"] for each in found]
-    bottom, largest = values[-1], int(np.nanargmax([np.nan if v is None else v for v in values]))
+    known = [value for value in values if value is not None]
+    largest = (
+        f"it is largest at band {values.index(max(known)) + 1} of {study.bands}"
+        if known
+        else "no band has one"
+    )
     columns = (
         Column("consequence", "C_b (F/D, to random's)", "ratio"),
         Column("median", "median of documents", "ratio"),
@@ -131,8 +135,8 @@ def consequence_spectrum(study: Study, progress: Progress | None = None) -> Resu
         "Sections 2.3 and 3.2, Figure 1b",
         explained(consequence_spectrum),
         [
-            f"C_b is {figure(values[0], '.2f')} at the top and {figure(bottom, '.2f')} at the bottom band; "
-            f"it is largest at band {largest + 1} of {study.bands}.",
+            f"C_b is {figure(values[0], '.2f')} at the top and {figure(values[-1], '.2f')} at the bottom "
+            f"band; {largest}.",
             f"{sum(v is not None and 0.5 <= v <= 2 for v in values)} of {study.bands} bands lie within a "
             "factor "
             "of two of random changes.",

@@ -20,6 +20,7 @@ from csprune.changes import Prediction
 from csprune.corpus import Windows
 from csprune.errors import InputError
 from csprune.evaluation import RANDOM_SUBSPACES
+from csprune.linalg import STATE_RESOLUTION
 from csprune.readout import Readout
 from csprune.unembedding import Unembedding
 
@@ -55,6 +56,19 @@ class States:
     def __len__(self) -> int:
         """The number of documents."""
         return len(self.u)
+
+    def check_varied(self) -> None:
+        """Refuse states that are all the same but for rounding, as at a first token that all documents share.
+
+        Raises:
+            InputError: They are.
+        """
+        spread = (self.u - self.u.mean(0)).square().sum(1).amax().sqrt()
+        if not float(spread) > STATE_RESOLUTION * float(self.u.square().sum(1).mean().sqrt()):
+            raise InputError(
+                f"the states at token {self.position} are the same in all {len(self)} documents, so that "
+                "nothing can be removed: choose another --position or other text"
+            )
 
     def chunks(self) -> list[slice]:
         """Documents whose predictions are held at once."""

@@ -120,7 +120,7 @@ def analyze(
     **options: Any,
 ) -> None:
     """Redo the paper's further analyses of MODEL's unembedding."""
-    names = [name.strip() for each in what for name in each.split(",") if name.strip()]
+    names = [name.strip() for each in what for name in each.split(",")]
     study = StudySettings(position, bands, names, code, instruct)
     found = analyze_job(Settings(**options), study, output, overwrite, Terminal())
     _print(found, output, as_json)

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from csprune import jobs
+from csprune.analysis.files import kinds_in
 from csprune.analysis.job import redo_pages
 from csprune.errors import InputError
 from csprune.export import FORMATS
@@ -163,11 +164,16 @@ def report(reports: Sequence[str], output: Path | None, overwrite: bool) -> None
     DIR is a folder that evaluate, compress, spectrum or analyze wrote; several of evaluate and compress are
     compared on one page.
     """
-    if output is None and len(reports) == 1:
-        pages = redo_pages(Path(reports[0]).expanduser(), Terminal())
+    studies = [each for each in reports if kinds_in(Path(each).expanduser())]
+    if studies and (output is not None or len(reports) > 1):
+        raise InputError(
+            f"{studies[0]} was written by spectrum or analyze: give it alone and no -o, for only reports of "
+            "truncations are compared"
+        )
+    if studies:
+        pages = redo_pages(Path(studies[0]).expanduser(), Terminal())
         for page in pages:
             click.echo(f"Written to {page.parent}: look at {page.name}")
-        if pages:
-            return
+        return
     *_, page = jobs.report_job(list(reports), output, overwrite, Terminal())
     click.echo(f"Written to {page.parent}: look at {page.name}")

@@ -52,6 +52,13 @@ def write_results(
         InputError: If the results cannot be shown: names that repeat, numbers that are not finite.
         CspruneError: If the files cannot be written.
     """
+    return write_whole(Path(directory), rendered(directory, heading, results, page=page))
+
+
+def rendered(
+    directory: Path, heading: ResultsHeading, results: Sequence[Result], *, page: str = "analysis"
+) -> dict[Path, bytes]:
+    """All files that `write_results` writes, by path, the page last; arguments and errors as of it."""
     directory = Path(directory)
     said = results_content(heading, results, page)
     files: dict[Path, bytes] = {}
@@ -62,7 +69,7 @@ def write_results(
         files[place / f"{picture.name}.png"] = png_file(figure)
     files[directory / f"{page}.md"] = markdown_of(said).encode()
     files[directory / f"{page}.html"] = results_page(said).encode()
-    return write_whole(directory, files)
+    return files
 
 
 def results_page(said: ResultsContent) -> str:

@@ -143,6 +143,11 @@ def _find(
     mlp = find_last_mlp(readout) if {"mlp_out", "mlp_in"} & set(sites) else None
     with progress.stage("Decomposing"):
         post = post_subspace(readout)
+        if not post.rank:
+            raise InputError(
+                f"the head of {type(readout.model).__name__} gives every token the same logit, whatever it "
+                "reads: there is nothing to predict with"
+            )
         made: dict[str, Any] = {"post": post, "mlp_out": replace(post, site="mlp_out")}
         made["logits"] = logits_subspace(readout)
         if "final" in sites:

@@ -76,7 +76,8 @@ text_options = options(
         type=click.Choice(list(PROTOCOLS)),
         default="quick",
         show_default=True,
-        help="quick: 128 + 128 documents, all positions; paper: 512 + 1024, last position.",
+        help="quick: 128 + 128 documents; paper: 512 + 1024. Truncations are measured at all positions under "
+        "quick, at the last one under paper.",
     ),
     count("--documents", 2, "Calibration documents, at most; the protocol decides by default."),
     count("--sequence-length", 1, "Tokens of each document.  [default: 128]"),

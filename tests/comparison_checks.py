@@ -14,7 +14,7 @@ import torch
 from study_cases import BANDS, SUBSPACES, StudyCase, study_case
 
 import csprune
-from csprune.analysis.results import Estimate, Result, Row, Table, read_result
+from csprune.analysis.results import Estimate, Result, Row, Statement, Table, read_result
 from csprune.analysis.study import States, Study
 
 # RMSNorm; LayerNorm with biases of norm and head; a logit scale under either norm; a soft cap.
@@ -141,3 +141,11 @@ def first_of(states: States, documents: int) -> States:
 def projection(columns: torch.Tensor) -> np.ndarray:
     """Dense, onto orthonormal columns."""
     return (columns @ columns.mT).numpy()
+
+
+def claimed(statement: Statement) -> list[tuple[dict, str]]:
+    """The estimates of a statement as their table has them, with the sides that are claimed."""
+    return [
+        ({key: value for key, value in part.items() if key not in ("claimed", "of")}, part["claimed"])
+        for part in statement.estimates
+    ]

@@ -73,5 +73,7 @@ def test_a_composite_statement_needs_every_part_on_its_side() -> None:
     above = sample(own=normal(1, 0), random=normal(0, 1, SUBSPACES, DOCUMENTS)).judge(excess, 0.0)
     below = sample(own=normal(-1, 0), random=normal(0, 1, SUBSPACES, DOCUMENTS)).judge(excess, 0.0)
     assert claim("both", (above, "above"), (below, "below")).established
-    assert not claim("a wrong side", (above, "above"), (below, "above")).established
+    wrong = claim("a wrong side", (above, "above", "this"), (below, "above", "that"))
+    assert not wrong.established and wrong.contradicted == ["that"]
+    assert claim("both", (above, "above"), (below, "below")).contradicted == []
     assert not claim("a part open", (above, "above"), ({**below, "established": False}, "below")).established

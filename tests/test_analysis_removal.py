@@ -10,6 +10,7 @@ from comparison_checks import (
     case_of,
     check_comparison,
     check_json,
+    claimed,
     effects_of,
     row,
     table,
@@ -95,7 +96,7 @@ def test_the_statement_is_of_harps_removal() -> None:
     result = harp_removal(case_of("gemma2").study)
     (statement,) = result.statements
     cells = table(result, "removals").rows[0].cells
-    assert list(statement.estimates) == [cells["prediction_change"], cells["loss_excess"]]
+    assert claimed(statement) == [(cells["prediction_change"], "above"), (cells["loss_excess"], "above")]
     assert "HARP" in statement.text
 
 

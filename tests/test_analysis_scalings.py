@@ -11,6 +11,7 @@ from comparison_checks import (
     case_of,
     check_comparison,
     check_json,
+    claimed,
     effects_of,
     first_of,
     row,
@@ -96,7 +97,7 @@ def test_statements_are_the_full_result_of_each_row() -> None:
     for statement, of_row in zip(result.statements, table(result, "scalings").rows, strict=True):
         assert of_row.label in statement.text
         parts = [of_row.cells[key] for key in ("logit_distance", "prediction_change", "loss_excess")]
-        assert list(statement.estimates) == parts
+        assert claimed(statement) == list(zip(parts, ("below", "above", "above"), strict=True))
         sides = [part["side"] for part in parts]  # type: ignore[index]
         held = all(part["established"] for part in parts)  # type: ignore[index]
         assert statement.established == (held and sides == ["below", "above", "above"])

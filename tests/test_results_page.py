@@ -141,9 +141,12 @@ def test_results_without_statements_tables_or_findings() -> None:
 @pytest.mark.usefixtures("undrawn")
 def test_a_part_on_the_other_side_does_not_hold_its_statement() -> None:
     """The part is established, but opposite to what is claimed: so the claim is not."""
-    statement = replace(spectrum().statements[0], established=False)
-    result = replace(spectrum(), statements=[statement])
-    assert "3.41x [2.96, 3.86] yes yes yes – no" in said(result)
+    claimed = spectrum().statements[0]
+    other = [{**part, "claimed": "below"} for part in claimed.estimates]
+    result = replace(spectrum(), statements=[replace(claimed, established=False, estimates=other)])
+    assert "3.41x [2.96, 3.86] yes yes yes – opposite" in said(result)
+    assert f"{claimed.text} (the opposite is established)".lower() in said(result).lower()
+    assert "the opposite is established" not in said(spectrum())  # control
     assert "3.41x [2.96, 3.86] yes yes yes – yes" in said(spectrum())  # control
 
 

@@ -156,9 +156,9 @@ def full_result(table: Table, label: Callable[[str], str] = str) -> list[Stateme
     return [
         claim(
             f"{label(row.label)}: D is below random's, K and the loss change above it",
-            (_estimate(row, "logit_distance"), "below"),
-            (_estimate(row, "prediction_change"), "above"),
-            (_estimate(row, "loss_excess"), "above"),
+            (_estimate(row, "logit_distance"), "below", "D"),
+            (_estimate(row, "prediction_change"), "above", "K"),
+            (_estimate(row, "loss_excess"), "above", "the loss change"),
         )
         for row in table.rows
     ]

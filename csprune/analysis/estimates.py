@@ -110,10 +110,11 @@ def _point(values: np.ndarray) -> Statistic:
     return Statistic(float(values.mean()), None)
 
 
-def claim(text: str, *parts: tuple[Estimate, str]) -> Statement:
+def claim(text: str, *parts: tuple[Estimate, str] | tuple[Estimate, str, str]) -> Statement:
     """A statement that every part lies on its claimed side, "above" or "below" its null value.
 
-    A composite statement needs each of its parts (paper, Appendix C).
+    A composite statement needs each of its parts (paper, Appendix C); theirs have a third item, their name.
     """
-    held = all(part["established"] and part["side"] == side for part, side in parts)
-    return Statement(text, held, [part for part, _ in parts])
+    named = [{**part, "claimed": side, "of": name[0] if name else ""} for part, side, *name in parts]
+    held = all(part["established"] and part["side"] == part["claimed"] for part in named)
+    return Statement(text, held, named)

@@ -21,7 +21,7 @@ def compared(row: Row) -> str:
     """D, K and the loss excess of a row of a comparison."""
     cells = row.cells
     return (
-        f"the logit distance D is {times(cells['logit_distance'])}, the prediction change K "
+        f"the change's logit distance D is {times(cells['logit_distance'])}, its prediction change K "
         f"{times(cells['prediction_change'])}, the loss excess {figure(cells['loss_excess'], '+.3f')} nats"
     )
 

@@ -197,7 +197,7 @@ def _findings(table: Table, effects: Table) -> list[str]:
     after = [figure(row.cells["accuracy"], ".1%") for row in effects.rows[1::2]]
     beside = [figure(row.cells["accuracy"], ".1%") for row in effects.rows[2::2]]
     return [
-        f"HARP's removal takes {figure(harp.cells['share'], '.0%')} of |h|\N{SUPERSCRIPT TWO} away; beside "
+        f"HARP's removal takes {figure(harp.cells['share'], '.1%')} of |h|\N{SUPERSCRIPT TWO} away; beside "
         f"random removals of its length {compared(table.rows[0])}.",
         f"The most probable token stays first in {figure(harp.cells['kept'], '.0%')} of documents, under "
         f"random removals in {figure(random.cells['kept'], '.0%')}; its median rank is "

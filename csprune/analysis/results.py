@@ -144,12 +144,21 @@ class Statement:
     Attributes:
         text: What is claimed, a clause without a full stop: "K is above random's at equal length".
         established: Whether every part of it is.
-        estimates: The parts, each with its checks.
+        estimates: The parts, each with its checks, its `claimed` side, and what it is `of`.
     """
 
     text: str
     established: bool
     estimates: Sequence[Estimate]
+
+    @property
+    def contradicted(self) -> list[str]:
+        """Names of the parts of which the opposite is established; empty names of unnamed ones."""
+        return [
+            part.get("of", "")
+            for part in self.estimates
+            if part.get("established") and part.get("side") != part.get("claimed", part.get("side"))
+        ]
 
 
 @dataclass(frozen=True)

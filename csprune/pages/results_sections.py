@@ -63,7 +63,7 @@ class Part:
     value: str
     interval: str
     checks: Sequence[str]
-    established: bool
+    established: str
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ def results_content(
     """
     check_results(results)
     verdicts = [
-        (each.established, Verdict(capitalised(each.text), _key(result), result.title))
+        (each.established, Verdict(_said(each), _key(result), result.title))
         for result in results
         for each in result.statements
     ]
@@ -214,21 +214,32 @@ def _table(table: Table) -> ShownTable:
     )
 
 
+def _said(statement: Statement) -> str:
+    """A statement; where more is known than that it is not established, that the opposite is."""
+    text, against = capitalised(statement.text), statement.contradicted
+    if not against:
+        return text
+    of = f" of {', '.join(against)}" if all(against) else ""
+    return f"{text} (the opposite is established{of})"
+
+
 def _parts(statement: Statement) -> list[Part]:
     count = len(statement.estimates)
     text = capitalised(statement.text)
     found = []
     for place, part in enumerate(statement.estimates, 1):
+        name = part.get("of") or f"{place} of {count}"
+        claimed = part.get("claimed", part.get("side"))
+        held = bool(part.get("established"))
         value, interval = judged(part)
         checks = part.get("checks") or {}
         found.append(
             Part(
-                label=text if count == 1 else f"{text} ({place} of {count})",
+                label=text if count == 1 else f"{text} ({name})",
                 value=value,
                 interval=interval,
                 checks=[_WORDS.get(checks.get(name), DASH) for name in CHECKS],
-                # A part may be established on the side opposite to the claimed one.
-                established=statement.established if count == 1 else bool(part.get("established")),
+                established="opposite" if held and part.get("side") != claimed else _WORDS[held],
             )
         )
     return found

@@ -103,6 +103,37 @@ GROUPS: tuple[Group, ...] = (
     ),
     Group(
         _SMOLLM2,
+        _TRUNCATIONS,
+        "In the paper's direction and further: 40% of the states' variance lies in the bottom band, so "
+        "that removing "
+        "it moves the logits far and costs much. Consequence-ranked truncation removes none of the "
+        "directions "
+        "that truncation by singular value does, whitened truncation 29% of its own.",
+    ),
+    Group(
+        _SMOLLM2,
+        ("extremes-*",),
+        "Without its extreme coordinates the band's K is 3.0 and 3.5 times random's and its loss change "
+        "0.6 nats "
+        "above, as in the paper; D is then about random's (1.06 and 1.13), as in Qwen3-8B.",
+    ),
+    Group(
+        _SMOLLM2,
+        ("harp-*", "raw-*"),
+        "The raw unembedding's bottom directions carry 56% of the squared state: their removal and its "
+        "references "
+        "are large changes, and the references, which reach amplified directions too, larger ones (D 0.14 of "
+        "theirs).",
+    ),
+    Group(
+        _SMOLLM2,
+        ("variance-*",),
+        "The states vary most along weakly amplified directions: a change along the principal ones moves "
+        "the logits "
+        "0.62 times as far as a random one of its length.",
+    ),
+    Group(
+        _SMOLLM2,
         ("*",),
         "D at equal length is as in the paper (0.21 times random's), but F per unit of it is 3.5 times "
         "random's, "

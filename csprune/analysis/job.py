@@ -32,6 +32,40 @@ from csprune.readout import load_readout
 from csprune.settings import PROTOCOLS, Settings, check_settings, check_target
 from csprune.statements import RULE
 
+TERMS = (
+    (
+        "paper",
+        "The Smallest Singular Directions of the Unembedding Matter Disproportionately for Next-Token "
+        "Prediction, arXiv:2605.17084; sections and figures are its.",
+    ),
+    (
+        "u, du",
+        "The final norm's output without gain and bias, in the coordinates of the unembedding; its change.",
+    ),
+    (
+        "band",
+        "Singular directions of the folded, centred unembedding W; band 1 has the largest singular values.",
+    ),
+    (
+        "logit distance D",
+        "||W du||^2, logit^2: how far a change moves the logits, every token counted equally.",
+    ),
+    (
+        "Fisher term F",
+        "Var_p(W du) / 2, nats: the prediction change to second order; p the unchanged prediction.",
+    ),
+    ("prediction change K", "KL(p || p'), nats; p' the changed prediction."),
+    (
+        "loss change",
+        "-log p'(y) + log p(y), nats, y the true next token; loss excess: less that of random changes.",
+    ),
+    (
+        "random's",
+        "The same in random subspaces of the same dimension, the mean over them; at equal length, each "
+        "document's change is rescaled to the length of the one it stands beside.",
+    ),
+    ("C_b", "F per unit of D of band b, relative to random changes."),
+)
 TITLES = {"spectrum": "Consequence spectrum", "analysis": "Analysis of the unembedding"}
 
 
@@ -238,4 +272,5 @@ def _heading(kind: str, report: dict[str, Any]) -> ResultsHeading:
         facts=facts,
         versions=list(protocol["versions"].items()),
         rule=RULE,
+        terms=TERMS,
     )

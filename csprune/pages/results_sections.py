@@ -25,6 +25,7 @@ class ResultsHeading:
         facts: The protocol, names and values in the order to be read.
         versions: Of the software, likewise.
         rule: When a statement is established.
+        terms: What the tables' and pictures' words mean.
     """
 
     title: str
@@ -32,6 +33,7 @@ class ResultsHeading:
     facts: Sequence[tuple[str, str]] = ()
     versions: Sequence[tuple[str, str]] = ()
     rule: str = RULE
+    terms: Sequence[tuple[str, str]] = ()
 
 
 @dataclass(frozen=True)

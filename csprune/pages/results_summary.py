@@ -45,6 +45,8 @@ def markdown_of(content: ResultsContent) -> str:
         lines += [f"## Not established ({len(undecided)})", ""]
         lines += _verdicts(undecided, several) or ["Every statement is established.", ""]
         lines += [escaped(content.rule), ""]
+    if content.heading.terms:
+        lines += ["## Terms", "", *bullets([f"{name}: {meaning}" for name, meaning in content.heading.terms])]
     for section in content.sections:
         lines += _section(section, content.folder)
     lines += [escaped(content.legend), ""] if content.legend else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -134,11 +135,7 @@ def prepare(
     held_out = evaluation_windows(settings, length, loaded, progress)
     read = None if calibration else calibration_windows(settings, loaded, progress)
     documents = calibration.documents if calibration else read.document_ids if read else ()
-    if shared := count_shared(held_out, documents):
-        raise InputError(
-            f"{shared} of {len(held_out)} evaluation documents are also calibration documents: give texts "
-            "that share none, or one --data, which is divided"
-        )
+    check_disjoint(held_out, documents)
     readout = load_readout(loaded.model, held_out.input_ids)
     for rank in ranks:
         removed_directions(rank, readout.unembedding.width)
@@ -157,6 +154,19 @@ def prepare(
     )
     notes += notes_on("evaluation", held_out.describe(), settings.resolved("evaluation_documents"))
     return Prepared(settings, loaded, readout, calibration, held_out, progress, notes)
+
+
+def check_disjoint(held_out: Windows, calibration_documents: Sequence[str]) -> None:
+    """Refuse to judge on what was calibrated on.
+
+    Raises:
+        InputError: Documents are in both, with their count.
+    """
+    if shared := count_shared(held_out, calibration_documents):
+        raise InputError(
+            f"{shared} of {len(held_out)} evaluation documents are also calibration documents: give texts "
+            "that share none, or one --data, which is divided"
+        )
 
 
 def load(settings: Settings, dtype: str, progress: Progress) -> LoadedModel:

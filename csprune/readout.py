@@ -73,16 +73,15 @@ class Readout:
         return self.model.get_submodule(self.norm.name)
 
     @torch.no_grad()
-    def states(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """States u [documents, positions, q], float64, of input ids [documents, positions].
+    def residual(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """What the final norm reads, [documents, positions, d] in the model's dtype, of input ids.
 
-        Runs the model up to its final norm: neither norm nor head is computed by the model.
+        Runs the model up to its final norm: neither norm nor head is computed by the model. No hook stays.
 
         Raises:
-            InputError: The model is in training mode.
-            CspruneError: A state is not finite; the message counts the documents.
+            InputError: The model cannot read these ids.
+            CspruneError: The model did not reach its final norm.
         """
-        _check_mode(self.model)
         captured: list[torch.Tensor] = []
 
         def stop(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -102,9 +101,20 @@ class Readout:
                 f"{type(self.model).__name__} did not reach its final norm {self.norm.name}: "
                 "load the model and its readout anew"
             )
-        residual = captured[0].to(self.unembedding.device)
+        # Here, where a hook that asked for gradients still has them: outside, they are off again.
+        return captured[0].reshape(*input_ids.shape, -1)
+
+    @torch.no_grad()
+    def states(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """States u [documents, positions, q], float64, of input ids [documents, positions].
+
+        Raises:
+            InputError: The model is in training mode.
+            CspruneError: A state is not finite; the message counts the documents.
+        """
+        _check_mode(self.model)
+        residual = self.residual(input_ids).to(self.unembedding.device)
         u = self.unembedding.state(self.norm.normalise(residual))
-        u = u.reshape(*input_ids.shape, self.unembedding.width)
         finite = torch.isfinite(u).flatten(1).all(1)
         if not bool(finite.all()):
             raise CspruneError(

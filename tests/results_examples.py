@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from csprune.analysis.results import Cell, Column, Curve, Panel, Picture, Result, Row, Statement, Table
+from csprune.analysis.results import (
+    Cell,
+    Column,
+    Curve,
+    Estimate,
+    Panel,
+    Picture,
+    Result,
+    Row,
+    Statement,
+    Table,
+)
 from csprune.pages.results_sections import ResultsHeading
 
 HEADING = ResultsHeading(
@@ -334,3 +346,12 @@ def many() -> Result:
 
 def examples() -> list[Result]:
     return [spectrum(), forest(), cloud(), many()]
+
+
+def estimates(result: Result) -> Iterator[tuple[str, Estimate]]:
+    """Every estimate in a result's tables, with `TABLE.ROW.COLUMN`."""
+    for table in result.tables:
+        for row in table.rows:
+            for key, cell in row.cells.items():
+                if isinstance(cell, dict):
+                    yield f"{table.name}.{row.label}.{key}", cell

@@ -169,6 +169,6 @@ def test_the_result_is_plain_data_that_it_can_be_redone_from() -> None:
     own = [result.values[f"regression.bottom.{name}"] for name in ("excess", *REGRESSORS)]
     slope = ao.regression(*own)[1]
     assert cells(result, "slopes")["contrast share"]["slope"]["value"] == pytest.approx(slope)
-    pair = bottom_pair(case("gpt_neox").study)
+    pair = bottom_pair(case("gpt_neox").study, "bottom band")
     excess = pair.own["loss_change"] - pair.reference["loss_change"].mean(axis=0)
     np.testing.assert_array_equal(own[0], excess)

@@ -10,12 +10,14 @@ import numpy as np
 import oracle
 import pytest
 import torch
+from results_examples import estimates
 from study_cases import BANDS, StudyCase, study_case
 
 from csprune.analysis.bands import band_pairs, loss_excess, ratios, ratios_per_distance
-from csprune.analysis.ends import bottom_band, most_probable_token, top_band
-from csprune.analysis.results import Result, estimates, read_result
+from csprune.analysis.ends import bottom_band, top_band
+from csprune.analysis.results import Result, read_result
 from csprune.analysis.spectrum import consequence_spectrum, singular_values
+from csprune.analysis.top_token import most_probable_token
 
 KINDS = ("llama", "gpt_neox", "cohere", "gemma2")
 EXACT = {"rtol": 1e-8, "atol": 1e-10}

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import study_cases
 
-from csprune.analysis.bands import bottom_pair
+from csprune.analysis.bands import bottom_observed, bottom_pair
 from csprune.analysis.results import Result, read_result
-from csprune.analysis.temperature import TEMPERATURES, bottom_observed, brier_divergence, temperatures
+from csprune.analysis.temperature import TEMPERATURES, brier_divergence, temperatures
 
 KINDS = ("llama", "gpt_neox", "cohere", "granite", "gemma2")
 
@@ -63,7 +63,7 @@ def test_k_at_each_temperature_is_the_oracles(kind: str) -> None:
         name = f"temperatures.bottom.{temperature:g}"
         np.testing.assert_allclose(result.values[name], expected, rtol=0, atol=1e-9)
         assert shown == pytest.approx(ao.pooled_ratio(expected, others), rel=1e-6)
-    k = bottom_pair(case(kind).study).own["prediction_change"]
+    k = bottom_pair(case(kind).study, "bottom band").own["prediction_change"]
     np.testing.assert_allclose(result.values["temperatures.bottom.1"], k, rtol=0, atol=1e-9)
     # Control: temperatures do differ.
     assert max(ratios(result)) / min(ratios(result)) > 1.01
@@ -72,7 +72,7 @@ def test_k_at_each_temperature_is_the_oracles(kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_limit_is_the_ratio_of_the_logit_distances_and_is_met(kind: str) -> None:
     c = case(kind)
-    pair = bottom_pair(c.study)
+    pair = bottom_pair(c.study, "bottom band")
     limit = ao.pooled_ratio(pair.own["logit_distance"], pair.reference["logit_distance"])
     assert ratios(found(kind))[-1] == pytest.approx(limit, rel=1e-6)
     hot = 1e4

@@ -11,9 +11,10 @@ import pytest
 import tiny
 import torch
 from commands import PROGRESS, Run, csprune_command, write_jsonl
+from results_examples import estimates
 
 from csprune.analysis.catalogue import ANALYSES, SPECTRUM
-from csprune.analysis.results import estimates, read_result
+from csprune.analysis.results import read_result
 
 SMALL = ("--sequence-length", "16", "--bands", "4", "--random-subspaces", "2")
 

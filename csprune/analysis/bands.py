@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from csprune.analysis.comparison import Pair, at_equal_length
-from csprune.analysis.effects import Progress
+from csprune.analysis.effects import Look, Progress, Values, observe_beside
 from csprune.analysis.study import Study
 
 
@@ -20,9 +22,26 @@ def band_pairs(study: Study, progress: Progress | None = None) -> list[Pair]:
     return study.once("band_pairs", make)
 
 
-def bottom_pair(study: Study, progress: Progress | None = None) -> Pair:
-    """The bottom band at equal length."""
-    return band_pairs(study, progress)[-1]
+def bottom_pair(study: Study, label: str, progress: Progress | None = None) -> Pair:
+    """The bottom band at equal length, measured once for a study, by itself where not all bands are."""
+
+    def make() -> Pair:
+        own = study.removal(-1)
+        (pair,) = at_equal_length(study.evaluation, {"": (own, study.random_removals(own))}, progress)
+        return pair
+
+    pair = band_pairs(study)[-1] if study.has("band_pairs") else study.once("bottom_pair", make)
+    return replace(pair, label=label)
+
+
+def bottom_observed(study: Study, look: Look, progress: Progress | None) -> tuple[Values, Values]:
+    """What a look makes of the bottom band's change, and of its random changes of the same length.
+
+    By figure float64 [documents], and [subspaces, documents].
+    """
+    own = study.removal(-1)
+    random = [each.as_long_as(own) for each in study.random_removals(own)]
+    return observe_beside(study.evaluation, {"": (own, random)}, look, progress)[""]
 
 
 def mean_reference(pair: Pair, quantity: str) -> np.ndarray:

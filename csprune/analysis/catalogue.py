@@ -9,7 +9,7 @@ from csprune.analysis.chain import chain_rule
 from csprune.analysis.conditions import other_conditions
 from csprune.analysis.contrast import contrast_share
 from csprune.analysis.donors import donors
-from csprune.analysis.ends import bottom_band, most_probable_token, top_band
+from csprune.analysis.ends import bottom_band, top_band
 from csprune.analysis.extremes import extreme_coordinates
 from csprune.analysis.natural import natural_path
 from csprune.analysis.near_zero import near_zero
@@ -22,6 +22,7 @@ from csprune.analysis.spectrum import consequence_spectrum, singular_values
 from csprune.analysis.study import Progress, Study
 from csprune.analysis.subspaces import bases, top_variance
 from csprune.analysis.temperature import brier_divergence, temperatures
+from csprune.analysis.top_token import most_probable_token
 from csprune.errors import InputError
 
 Analysis = Callable[[Study, Progress | None], Result]

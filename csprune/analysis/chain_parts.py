@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from csprune.analysis.effects import Progress, Scene, Values, observe, stacked
+from csprune.analysis.effects import Progress, Scene, Values, observe_beside
 from csprune.analysis.estimates import Formula, Means, Sample
-from csprune.analysis.spaces import Change
 from csprune.analysis.study import Study
 from csprune.bootstrap import Resampling, Statistic, difference, ratio
 
@@ -56,17 +55,12 @@ def band_parts(study: Study, progress: Progress | None = None) -> list[tuple[Val
 
     By part and `whole`: float64 [documents], and [subspaces, documents].
     """
-    changes: dict[str, Change] = {}
-    for b in range(study.bands):
-        own = study.removal(b)
-        changes[f"{b}"] = own
-        random = study.random_removals(own)
-        changes |= {f"{b} {i}": each.as_long_as(own) for i, each in enumerate(random)}
-    seen = observe(study.evaluation, changes, leading_pair_parts, progress)
-    return [
-        (seen[f"{b}"], stacked(seen, [f"{b} {i}" for i in range(study.subspaces)]))
-        for b in range(study.bands)
-    ]
+    removals = {str(b): study.removal(b) for b in range(study.bands)}
+    changes = {
+        name: (own, [each.as_long_as(own) for each in study.random_removals(own)])
+        for name, own in removals.items()
+    }
+    return list(observe_beside(study.evaluation, changes, leading_pair_parts, progress).values())
 
 
 def parts_sample(own: Values, random: Values, resampling: Resampling) -> Sample:

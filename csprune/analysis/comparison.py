@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from csprune.analysis.drawn import column_of
-from csprune.analysis.effects import Progress, Values, measure, stacked
+from csprune.analysis.effects import Beside, Progress, Values, flattened, measure, paired
 from csprune.analysis.estimates import Formula, Sample, claim
-from csprune.analysis.results import Cell, Column, Panel, Row, Statement, Table
-from csprune.analysis.spaces import Change
+from csprune.analysis.results import Cell, Column, Panel, Row, Statement, Table, estimate_of
 from csprune.analysis.study import States
 from csprune.bootstrap import Resampling, difference, ratio
 from csprune.statements import Family
@@ -96,7 +95,7 @@ def all_values(name: str, pairs: Sequence[Pair]) -> dict[str, np.ndarray]:
 
 def at_equal_length(
     states: States,
-    changes: Mapping[str, tuple[Change, Sequence[Change]]],
+    changes: Beside,
     progress: Progress | None = None,
 ) -> list[Pair]:
     """Measure changes beside random ones rescaled, document by document, to their length.
@@ -114,19 +113,12 @@ def at_equal_length(
 
 def side_by_side(
     states: States,
-    changes: Mapping[str, tuple[Change, Sequence[Change]]],
+    changes: Beside,
     progress: Progress | None = None,
 ) -> list[Pair]:
     """Measure changes beside references as they are; arguments as of `at_equal_length`."""
-    flat: dict[str, Change] = {}
-    for label, (own, references) in changes.items():
-        flat[label] = own
-        flat |= {f"{label}\0{i}": each for i, each in enumerate(references)}
-    measured = measure(states, flat, progress)
-    return [
-        Pair(label, measured[label], stacked(measured, [f"{label}\0{i}" for i in range(len(references))]))
-        for label, (_, references) in changes.items()
-    ]
+    seen = paired(measure(states, flattened(changes), progress), changes) if changes else {}
+    return [Pair(label, own, random) for label, (own, random) in seen.items()]
 
 
 def comparison_table(
@@ -156,18 +148,12 @@ def full_result(table: Table, label: Callable[[str], str] = str) -> list[Stateme
     return [
         claim(
             f"{label(row.label)}: D is below random's, K and the loss change above it",
-            (_estimate(row, "logit_distance"), "below", "D"),
-            (_estimate(row, "prediction_change"), "above", "K"),
-            (_estimate(row, "loss_excess"), "above", "the loss change"),
+            (estimate_of(row, "logit_distance"), "below", "D"),
+            (estimate_of(row, "prediction_change"), "above", "K"),
+            (estimate_of(row, "loss_excess"), "above", "the loss change"),
         )
         for row in table.rows
     ]
-
-
-def _estimate(row: Row, key: str) -> dict:
-    cell = row.cells[key]
-    assert isinstance(cell, dict)  # `comparison_table` judged it
-    return cell
 
 
 def forest(table: Table, keys: Sequence[str] = ("logit_distance", "prediction_change")) -> list[Panel]:

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from csprune.analysis.bands import band_pairs, bottom_pair
+from csprune.analysis.bands import band_pairs
 from csprune.analysis.comparison import COLUMNS, FORMULAS, forest, per_distance
 from csprune.analysis.estimates import Sample, claim
-from csprune.analysis.results import Cell, Column, Picture, Result, Row, Statement, Table, explained
+from csprune.analysis.results import (
+    Cell,
+    Column,
+    Picture,
+    Result,
+    Row,
+    Statement,
+    Table,
+    estimate_of,
+    explained,
+)
 from csprune.analysis.study import Progress, Study
 from csprune.errors import InputError
 
@@ -31,7 +41,7 @@ def other_conditions(study: Study, progress: Progress | None = None) -> Result:
         other.evaluation.check_varied()
         pairs = band_pairs(other, progress)
         samples = [pair.sample(other.resampling) for pair in pairs]
-        spectrum = [sample.estimate(per_distance("fisher_term"))["value"] for sample in samples]
+        spectrum = [sample.value(per_distance("fisher_term")) for sample in samples]
         bottom = samples[-1]
         cells: dict[str, Cell] = {column.key: bottom.judge(*FORMULAS[column.key]) for column in COLUMNS}
         known = [each for each in spectrum if each is not None]
@@ -41,12 +51,10 @@ def other_conditions(study: Study, progress: Progress | None = None) -> Result:
         ).estimate(lambda m: m["loss"])
         cells["documents"] = len(other.evaluation)
         rows.append(Row(name, cells))
-        consequence = cells["fisher_per_distance"]
-        assert isinstance(consequence, dict)  # it was judged above
         statements.append(
             claim(
                 f"{name}: the bottom band's F per unit of logit distance is above random's",
-                (consequence, "above"),
+                (estimate_of(rows[-1], "fisher_per_distance"), "above"),
             )
         )
         values |= _values(name, other)
@@ -95,7 +103,7 @@ def other_conditions(study: Study, progress: Progress | None = None) -> Result:
 
 def _values(name: str, study: Study) -> dict:
     """The bottom band's values by document, with the condition's own documents."""
-    found = bottom_pair(study).values("condition")
+    found = band_pairs(study)[-1].values("condition")
     return {
         **{key.replace("condition.", f"condition.{name}.", 1): each for key, each in found.items()},
         f"condition.{name}.documents": np.array(study.evaluation.document_ids),

@@ -91,9 +91,30 @@ def _logit_changes(
     return transform(before + mapped) - transform(before)
 
 
-def stacked(measured: Mapping[str, Values], names: Sequence[str]) -> Values:
-    """Several changes as the subspaces of one reference: [subspaces, documents] of each quantity."""
-    return {key: np.stack([measured[name][key] for name in names]) for key in measured[names[0]]}
+Beside = Mapping[str, tuple[Change, Sequence[Change]]]
+"""By label: a change, and the random ones that it stands beside, of the length that they are to have."""
+
+
+def flattened(changes: Beside) -> dict[str, Change]:
+    """All changes by names of their own, as `measure` and `observe` take them."""
+    flat: dict[str, Change] = {}
+    for label, (own, random) in changes.items():
+        flat[label] = own
+        flat |= {_random_name(label, i): each for i, each in enumerate(random)}
+    return flat
+
+
+def paired(seen: Mapping[str, Values], changes: Beside) -> dict[str, tuple[Values, Values]]:
+    """By label, what was seen of a change and of its random ones: [documents], and [subspaces, documents]."""
+    found = {}
+    for label, (_, random) in changes.items():
+        parts = [seen[_random_name(label, i)] for i in range(len(random))]
+        found[label] = seen[label], {key: np.stack([each[key] for each in parts]) for key in parts[0]}
+    return found
+
+
+def _random_name(label: str, subspace: int) -> str:
+    return f"{label}\0{subspace}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,6 +219,18 @@ def observe(
         }
         for name, of_chunks in parts.items()
     }
+
+
+def observe_beside(
+    states: States,
+    changes: Beside,
+    look: Look,
+    progress: Progress | None = None,
+    *,
+    logit_change: Callable[[Scene, Change], torch.Tensor] = Scene.logit_change,
+) -> dict[str, tuple[Values, Values]]:
+    """What `observe` sees of changes and of the random ones beside them, as `paired` gives it."""
+    return paired(observe(states, flattened(changes), look, progress, logit_change=logit_change), changes)
 
 
 def whole_change(scene: Scene, c: torch.Tensor) -> dict[str, torch.Tensor]:

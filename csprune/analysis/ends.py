@@ -20,14 +20,12 @@ from csprune.analysis.comparison import (
     side_by_side,
 )
 from csprune.analysis.drawn import curve_of
-from csprune.analysis.effects import Progress, leading_token, observe, stacked
-from csprune.analysis.estimates import Sample, as_estimate, claim
+from csprune.analysis.effects import Progress
+from csprune.analysis.estimates import Sample, as_estimate
 from csprune.analysis.phrases import figure, times
 from csprune.analysis.results import Column, Curve, Panel, Picture, Result, Row, Table, explained
 from csprune.analysis.study import Study
-from csprune.bootstrap import difference, ratio
 from csprune.concentration import top_share
-from csprune.statements import Family
 
 
 def bottom_band(study: Study, progress: Progress | None = None) -> Result:
@@ -41,11 +39,11 @@ def bottom_band(study: Study, progress: Progress | None = None) -> Result:
     of documents with the largest excess carries: above 100% where the others together have a negative one
     (E.2, Figure 7b).
     """
-    pair = bottom_pair(study, progress)
+    pair = bottom_pair(study, "bottom band", progress)
     table = comparison_table(
         "equal-length",
         "The bottom band at equal length",
-        [replace(pair, label="bottom band")],
+        [pair],
         study.resampling,
     )
     excess = loss_excess(pair)
@@ -115,8 +113,7 @@ def bottom_band(study: Study, progress: Progress | None = None) -> Result:
                 "bottom-band-documents",
                 "The bottom band's effect, document by document",
                 "Documents in ascending order of each figure: their ratios to the mean of their own random "
-                "changes, "
-                "and their loss excess.",
+                "changes, and their loss excess.",
                 [
                     _ascending({k: per_document[k] for k in ("F/D", "K")}, "ratio to random's", ratio=True),
                     _ascending({"": excess}, "loss excess, nats", ratio=False),
@@ -124,93 +121,8 @@ def bottom_band(study: Study, progress: Progress | None = None) -> Result:
                 "Figures 2b and 7b",
             ),
         ],
-        pair.values("bottom"),
+        replace(pair, label=str(study.bands)).values("bottom"),
         {"tenth_of_loss_excess": tenth},
-    )
-
-
-def most_probable_token(study: Study, progress: Progress | None = None) -> Result:
-    """What the bottom band's change does to the most probable token, beside random changes of its length.
-
-    The share of documents in which another token becomes the most probable one; of these, the share in which
-    it is the unchanged prediction's runner-up; and top-1 accuracy, how often the most probable token is the
-    true next one, before and after (E.2, Figure 7a).
-    """
-    own = study.removal(study.bands - 1)
-    random = [each.as_long_as(own) for each in study.random_removals(own)]
-    changes = {"band": own, **{f"random {i}": each for i, each in enumerate(random)}}
-    seen = observe(study.evaluation, changes, leading_token, progress)
-    reference = stacked(seen, [name for name in changes if name != "band"])
-    candidates = study.evaluation.outlook.candidates
-    correct = (candidates[:, 0] == study.evaluation.targets).double().cpu().numpy()
-    values = {
-        f"{who}.{key}": each
-        for who, figures in (("band", seen["band"]), ("random", reference))
-        for key, each in figures.items()
-        if key != "rank"
-    } | {"unchanged.correct": correct}
-    values |= {f"{who}.changed": 1 - values[f"{who}.kept"] for who in ("band", "random")}
-    sample = Sample(values, study.resampling)
-    family = Family(2, "changes of the most probable token, and of accuracy, beside random changes'")
-    rows = []
-    for who, label in (("band", "bottom band"), ("random", "random, of its length")):
-        rows.append(
-            Row(
-                label,
-                {
-                    "changed": sample.estimate(lambda m, who=who: m[f"{who}.changed"]),
-                    "runner_up": sample.estimate(
-                        lambda m, who=who: ratio(m[f"{who}.runner_up"], m[f"{who}.changed"])
-                    ),
-                    "accuracy": sample.estimate(lambda m, who=who: m[f"{who}.correct"]),
-                    "fall": sample.estimate(
-                        lambda m, who=who: difference(m["unchanged.correct"], m[f"{who}.correct"])
-                    ),
-                },
-            )
-        )
-    more = sample.judge(lambda m: difference(m["band.changed"], m["random.changed"]), 0.0, family)
-    rows.append(
-        Row(
-            "difference",
-            {
-                "changed": more,
-                "accuracy": sample.judge(
-                    lambda m: difference(m["band.correct"], m["random.correct"]), 0.0, family
-                ),
-            },
-        )
-    )
-    table = Table(
-        "top-token",
-        "The most probable token",
-        (
-            Column("changed", "replaced", "share"),
-            Column("runner_up", "of these, by the runner-up", "share"),
-            Column("accuracy", "accuracy", "share"),
-            Column("fall", "fall of accuracy", "share"),
-        ),
-        rows,
-        "Shares of documents. Accuracy: the most probable token is the true next one.",
-    )
-    return Result(
-        "top-token",
-        "The most probable token",
-        "E.2, Figure 7a",
-        explained(most_probable_token),
-        [
-            "The bottom band's change replaces the most probable token in "
-            f"{values['band.changed'].mean():.0%} of "
-            f"documents, random changes of its length in {values['random.changed'].mean():.0%}."
-        ],
-        [
-            claim(
-                "the bottom band's change replaces the most probable token more often than random changes",
-                (more, "above"),
-            )
-        ],
-        [table],
-        values=values,
     )
 
 
@@ -247,8 +159,7 @@ def top_band(study: Study, progress: Progress | None = None) -> Result:
         ),
         rows,
         "Means over documents of the removals as they are; C_b at equal length. D in "
-        "logit\N{SUPERSCRIPT TWO}, F and K "
-        "in nats.",
+        "logit\N{SUPERSCRIPT TWO}, F and K in nats.",
     )
     top, bottom = (float(pair.own["loss_change"].mean()) for pair in pairs)
     return Result(

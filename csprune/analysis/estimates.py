@@ -69,6 +69,11 @@ class Sample:
 
         return [half(lambda each: each[: len(each) // 2]), half(lambda each: each[len(each) // 2 :])]
 
+    def value(self, formula: Formula) -> float | None:
+        """A figure alone, for which nothing is drawn."""
+        found = formula({name: _point(_mean(each)) for name, each in self.values.items()})
+        return None if found is None else found.value
+
     def estimate(self, formula: Formula) -> Estimate:
         """A figure with its pointwise 95% interval."""
         return as_estimate(formula(self.means))

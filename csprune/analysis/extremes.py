@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from csprune.analysis.bands import bottom_pair
 from csprune.analysis.comparison import all_values, at_equal_length, comparison_table, forest, full_result
 from csprune.analysis.phrases import capital, compared, figure
 from csprune.analysis.results import Column, Picture, Result, Row, Table, explained
+from csprune.analysis.spaces import Change
 from csprune.analysis.study import Progress, Study
 from csprune.analysis.subspaces import beside_random
 from csprune.linalg import LEFT_TOLERANCE, orthonormal_columns
@@ -56,7 +58,7 @@ def extreme_coordinates(study: Study, progress: Progress | None = None) -> Resul
     sizes = {"mean_square": z.square().mean(0), "variance": z.var(0, correction=0)}
     count = max(1, min(EXTREMES, study.space.width // 4))
     own = study.removal(-1)
-    changes = {_WHOLE: (own, study.random_removals(own))}
+    changes: dict[str, tuple[Change, list[Change]]] = {}
     chosen: dict[str, torch.Tensor] = {}
     gone = []
     for key, size in sizes.items():
@@ -72,7 +74,10 @@ def extreme_coordinates(study: Study, progress: Progress | None = None) -> Resul
             continue
         subspace = study.space.subspace(left)
         changes[label] = beside_random(study, study.space, subspace, study.deviation, complement(span))
-    pairs = at_equal_length(study.evaluation, changes, progress)
+    pairs = [
+        bottom_pair(study, _WHOLE, progress),
+        *at_equal_length(study.evaluation, changes, progress),
+    ]
     table = comparison_table(
         "extreme-coordinates",
         "The bottom band without extreme coordinates, at equal length",

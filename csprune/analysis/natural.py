@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 from csprune.analysis.comparison import COMPARED, Pair, comparison_table, forest, full_result
-from csprune.analysis.effects import Scene, Values, observe, stacked, whole_change
+from csprune.analysis.effects import Scene, Values, observe_beside, whole_change
 from csprune.analysis.estimates import Sample, claim
 from csprune.analysis.phrases import compared, figure, times
-from csprune.analysis.results import Column, Estimate, Picture, Result, Row, Table, explained
-from csprune.analysis.scalings import scaled_references
+from csprune.analysis.results import Column, Picture, Result, Row, Table, estimate_of, explained
+from csprune.analysis.scalings import matched_coefficient, scaled_references
 from csprune.analysis.spaces import Change
 from csprune.analysis.study import Progress, Study
 from csprune.bootstrap import Resampling, Statistic, difference, ratio
@@ -86,24 +86,27 @@ def natural_path(study: Study, progress: Progress | None = None) -> Result:
     and F above random's across the logits.
     """
     own = study.removal(-1)
-    references = scaled_references(study, own)
-    changes = {_BAND: own} | {
-        _random_name(label, i): each for label, random in references.items() for i, each in enumerate(random)
-    }
+    references = scaled_references(study, own, matched_coefficient(study))
+    random = [each for scaled in references.values() for each in scaled]
 
     def look(scene: Scene, c: torch.Tensor) -> Mapping[str, torch.Tensor]:
         across = whole_change(scene, across_logits(scene, c))
         return whole_change(scene, c) | {f"{ACROSS}.{name}": each for name, each in across.items()}
 
-    seen = observe(study.evaluation, changes, look, progress, logit_change=natural_logit_change)
-    for name, change in changes.items():
-        factors = scale_factors(change, study.evaluation.u, study.unembedding.hidden)
-        seen[name]["scale_factor"] = factors.cpu().numpy()
-    measured = {
-        label: stacked(seen, [_random_name(label, i) for i in range(len(random))])
-        for label, random in references.items()
-    }
-    whole, across = (_pairs(seen[_BAND], measured, prefix) for prefix in ("", f"{ACROSS}."))
+    def factors_of(change: Change) -> np.ndarray:
+        return scale_factors(change, study.evaluation.u, study.unembedding.hidden).cpu().numpy()
+
+    seen = observe_beside(
+        study.evaluation, {_BAND: (own, random)}, look, progress, logit_change=natural_logit_change
+    )
+    band, everything = seen[_BAND]
+    band = {**band, "scale_factor": factors_of(own)}
+    everything = {**everything, "scale_factor": np.stack([factors_of(each) for each in random])}
+    measured = {}
+    for i, label in enumerate(references):
+        own_part = slice(i * study.subspaces, (i + 1) * study.subspaces)
+        measured[label] = {key: each[own_part] for key, each in everything.items()}
+    whole, across = (_pairs(band, measured, prefix) for prefix in ("", f"{ACROSS}."))
     tables = [
         comparison_table(name, title, pairs, study.resampling, head="random changes")
         for name, title, pairs in (
@@ -111,7 +114,7 @@ def natural_path(study: Study, progress: Progress | None = None) -> Result:
             ("across", "The same without the change along the unchanged logits", across),
         )
     ]
-    factors = _factors(seen[_BAND], measured, study.resampling)
+    factors = _factors(band, measured, study.resampling)
     return Result(
         "natural-path",
         "The natural path",
@@ -123,7 +126,7 @@ def natural_path(study: Study, progress: Progress | None = None) -> Result:
             *(
                 claim(
                     f"across the unchanged logits, against random changes {row.label}: F is above random's",
-                    (_estimate(row, "fisher_term"), "above"),
+                    (estimate_of(row, "fisher_term"), "above"),
                 )
                 for row in tables[1].rows
             ),
@@ -139,12 +142,8 @@ def natural_path(study: Study, progress: Progress | None = None) -> Result:
                 "Figure 6",
             )
         ],
-        _values(seen[_BAND], measured),
+        _values(band, measured),
     )
-
-
-def _random_name(label: str, subspace: int) -> str:
-    return f"{label}\0{subspace}"
 
 
 def _pairs(band: Values, references: Mapping[str, Values], prefix: str) -> list[Pair]:
@@ -198,12 +197,6 @@ def _findings(tables: Sequence[Table], factors: Table) -> list[str]:
         f"The recomputed scale multiplies the changed state by {band} on average for the band, by {random} "
         "for random changes of its length.",
     ]
-
-
-def _estimate(row: Row, key: str) -> Estimate:
-    cell = row.cells[key]
-    assert isinstance(cell, dict)  # `comparison_table` judged it
-    return cell
 
 
 def _values(band: Values, references: Mapping[str, Values]) -> dict[str, np.ndarray]:

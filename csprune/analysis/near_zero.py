@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from csprune.analysis.bands import bottom_pair
 from csprune.analysis.comparison import all_values, at_equal_length, comparison_table, full_result
 from csprune.analysis.estimates import Sample
 from csprune.analysis.phrases import capital, compared, counted, figure
@@ -43,14 +44,17 @@ def near_zero(study: Study, progress: Progress | None = None) -> Result:
     sigma = study.space.singular_values
     of_band = sigma[-own.subspace.size :]
     count = near_zero_count(of_band, float(sigma[0]))
-    changes = {_WHOLE: (own, study.random_removals(own))}
+    changes: dict[str, tuple[Change, list[Change]]] = {}
     if count:
         # Descending: the near-zero ones are the last of the band, and of all directions.
         rest = study.space.subspace(own.subspace.vectors[:, :-count])
         outside = study.space.directions[:, :-count]
         label = f"without {counted(count, 'near-zero direction')}"
         changes[label] = beside_random(study, study.space, rest, study.deviation, outside)
-    pairs = at_equal_length(study.evaluation, changes, progress)
+    pairs = [
+        bottom_pair(study, _WHOLE, progress),
+        *at_equal_length(study.evaluation, changes, progress),
+    ]
     table = comparison_table(
         "near-zero",
         "The bottom band without near-zero directions, at equal length",

@@ -116,7 +116,7 @@ def regression(study: Study, progress: Progress | None = None) -> Result:
     excess per standard deviation of the regressor. Beside it stands the mean loss excess in thirds of the
     documents by entropy (Section 4.3).
     """
-    pair = bottom_pair(study, progress)
+    pair = bottom_pair(study, "bottom band", progress)
     outlook = study.evaluation.outlook
     regressors = {
         "share": leading_shares(study)[:, -1],

@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from csprune.analysis.comparison import Pair, all_values, at_equal_length, comparison_table, forest
-from csprune.analysis.effects import Values, leading_token, observe, stacked
+from csprune.analysis.effects import Values, leading_token, observe_beside
 from csprune.analysis.estimates import Sample, as_estimate, claim
 from csprune.analysis.phrases import compared, figure
-from csprune.analysis.results import Cell, Column, Picture, Result, Row, Table, explained
+from csprune.analysis.results import Cell, Column, Picture, Result, Row, Table, estimate_of, explained
 from csprune.analysis.spaces import Change, Space
 from csprune.analysis.study import Progress, Study
 from csprune.bootstrap import Resampling, Statistic, difference, median_of_counted
@@ -63,11 +63,12 @@ def harp_removal(study: Study, progress: Progress | None = None) -> Result:
         study.resampling,
         head="directions",
     )
-    tokens = _tokens(study, removals, progress)
+    at_length = {
+        label: (own, [each.as_long_as(own) for each in random]) for label, (own, random) in removals.items()
+    }
+    tokens = observe_beside(study.evaluation, at_length, leading_token, progress)
     squared = h.square().sum(1).cpu().numpy()
     effects = _effects(study, removals, pairs, tokens, squared)
-    harp = table.rows[0]
-    estimates = [harp.cells[key] for key in ("prediction_change", "loss_excess")]
     return Result(
         "removal",
         "HARP's and Joshi's removals",
@@ -77,7 +78,7 @@ def harp_removal(study: Study, progress: Progress | None = None) -> Result:
         [
             claim(
                 "HARP's removal: K and the loss change are above those of random removals of its length",
-                *((each, "above") for each in estimates if isinstance(each, dict)),
+                *((estimate_of(table.rows[0], key), "above") for key in ("prediction_change", "loss_excess")),
             )
         ],
         [table, effects],
@@ -114,21 +115,6 @@ def _removals(study: Study, space: Space, h: torch.Tensor) -> dict[str, tuple[Ch
     }
 
 
-def _tokens(
-    study: Study, removals: dict[str, tuple[Change, list[Change]]], progress: Progress | None
-) -> dict[str, tuple[Values, Values]]:
-    """By label, what becomes of the leading token: of the removal, and of random ones of its length."""
-    changes: dict[str, Change] = {}
-    for label, (own, random) in removals.items():
-        changes[label] = own
-        changes |= {f"{label}\0{i}": each.as_long_as(own) for i, each in enumerate(random)}
-    seen = observe(study.evaluation, changes, leading_token, progress)
-    return {
-        label: (seen[label], stacked(seen, [f"{label}\0{i}" for i in range(len(random))]))
-        for label, (_, random) in removals.items()
-    }
-
-
 def _effects(
     study: Study,
     removals: dict[str, tuple[Change, list[Change]]],
@@ -137,8 +123,7 @@ def _effects(
     squared: np.ndarray,
 ) -> Table:
     """What each removal does, and random ones of its length."""
-    outlook = study.evaluation.outlook
-    correct = (outlook.candidates[:, 0] == study.evaluation.targets).double().cpu().numpy()
+    correct = study.evaluation.correct
     before = Sample({"correct": correct}, study.resampling)
     rows = [Row("unchanged", {"accuracy": before.estimate(lambda m: m["correct"])})]
     for pair in pairs:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from csprune.analysis.comparison import Pair, at_equal_length
-from csprune.analysis.effects import Progress, Scene, observe, stacked
+from csprune.analysis.effects import Progress, Scene, observe_beside
 from csprune.analysis.study import States, Study
 
 
@@ -88,15 +88,14 @@ def replace_bottom_band(
     def adopted(scene: Scene, c: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"adopted": ((scene.log_p + c).argmax(1) == top[scene.documents]).double()}
 
-    changes = {"own": own, **{str(i): each for i, each in enumerate(random)}}
-    seen = observe(recipients, changes, adopted, progress)
+    seen, seen_random = observe_beside(recipients, {label: (own, random)}, adopted, progress)[label]
     return Replacement(
         pair,
         gap.cpu().numpy(),
         pair.own["first_shift"] - pair.own["second_shift"],
         pair.reference["first_shift"] - pair.reference["second_shift"],
-        seen["own"]["adopted"],
-        stacked(seen, [name for name in changes if name != "own"])["adopted"],
+        seen["adopted"],
+        seen_random["adopted"],
         (top == recipients.outlook.candidates[:, 0]).double().cpu().numpy(),
         rank.cpu().numpy(),
     )

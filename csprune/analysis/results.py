@@ -6,7 +6,7 @@ A result is plain data. Its JSON form is what a report keeps, and all that a pag
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -231,13 +231,16 @@ def _panel(described: Mapping[str, Any]) -> Panel:
     return Panel(**{**described, "curves": [Curve(**curve) for curve in described["curves"]]})
 
 
-def estimates(result: Result) -> Iterator[tuple[str, Estimate]]:
-    """Every estimate in a result's tables, with `TABLE.ROW.COLUMN`."""
-    for table in result.tables:
-        for row in table.rows:
-            for key, cell in row.cells.items():
-                if isinstance(cell, dict):
-                    yield f"{table.name}.{row.label}.{key}", cell
+def estimate_of(row: Row, key: str) -> Estimate:
+    """A cell that is an estimate.
+
+    Raises:
+        TypeError: It is none.
+    """
+    cell = row.cells[key]
+    if not isinstance(cell, dict):
+        raise TypeError(f"{key} of {row.label!r} is no estimate: {cell!r}")
+    return cell
 
 
 def explained(analysis: Callable[..., Result]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from csprune.analysis.bands import bottom_pair
 from csprune.analysis.comparison import Pair, all_values, comparison_table, forest, full_result, side_by_side
 from csprune.analysis.estimates import Formula, Sample
 from csprune.analysis.phrases import compared, figure
@@ -40,10 +41,15 @@ def matched_coefficient(study: Study) -> float:
     return (own / random) ** 0.5
 
 
-def scaled_references(study: Study, own: Change) -> dict[str, list[Change]]:
-    """The random changes that a change of the bottom band is compared with, by the way they are scaled."""
+def scaled_references(study: Study, own: Change, coefficient: float) -> dict[str, list[Change]]:
+    """The random changes that a change of the bottom band is compared with, by the way they are scaled.
+
+    Args:
+        study: For the random subspaces.
+        own: The bottom band's change.
+        coefficient: That of `matched_coefficient`.
+    """
     random = study.random_removals(own)
-    coefficient = matched_coefficient(study)
     return {
         EQUAL: [each.as_long_as(own) for each in random],
         MATCHED: [each.scaled(coefficient) for each in random],
@@ -65,11 +71,13 @@ def reference_scalings(study: Study, progress: Progress | None = None) -> Result
     changes are not rescaled, D depends on how long they are: the ratio of the squared lengths, of sums over
     evaluation documents, is reported, and the ratios of D, F and K per unit of squared length.
     """
-    own = study.removal(-1)
-    references = scaled_references(study, own)
-    pairs = side_by_side(
-        study.evaluation, {label: (own, random) for label, random in references.items()}, progress
-    )
+    own, coefficient = study.removal(-1), matched_coefficient(study)
+    references = scaled_references(study, own, coefficient)
+    others = {label: (own, random) for label, random in references.items() if label != EQUAL}
+    pairs = [
+        bottom_pair(study, EQUAL, progress),
+        *side_by_side(study.evaluation, others, progress),
+    ]
     table = comparison_table(
         "scalings",
         "The bottom band beside random changes scaled in three ways",
@@ -78,7 +86,6 @@ def reference_scalings(study: Study, progress: Progress | None = None) -> Result
         head="random changes",
     )
     lengths = _lengths(pairs, study.resampling)
-    coefficient = matched_coefficient(study)
     longer, apart = (lengths.rows[-1].cells[key] for key in ("squared_length", "logit_distance"))
     return Result(
         "scalings",

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 
 from csprune.analysis.spaces import Change, Space, Subspace, band_slice
@@ -56,6 +57,11 @@ class States:
     def __len__(self) -> int:
         """The number of documents."""
         return len(self.u)
+
+    @property
+    def correct(self) -> np.ndarray:
+        """1 where the most probable token is the true next one, else 0: float64 [documents]."""
+        return (self.outlook.candidates[:, 0] == self.targets).double().cpu().numpy()
 
     def check_varied(self) -> None:
         """Refuse states that are all the same but for rounding, as at a first token that all documents share.
@@ -272,6 +278,10 @@ class Study:
         if name not in self._made:
             self._made[name] = make()
         return self._made[name]
+
+    def has(self, name: str) -> bool:
+        """Whether something is made already."""
+        return name in self._made
 
     def band(self, number: int) -> Subspace:
         """Band `number`, from 0 the top; negative from the bottom."""

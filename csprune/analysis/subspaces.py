@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from csprune.analysis.bands import bottom_pair
 from csprune.analysis.comparison import (
     all_values,
     at_equal_length,
@@ -60,15 +61,16 @@ def bases(study: Study, progress: Progress | None = None) -> Result:
     changes: dict[str, tuple[Change, list[Change]]] = {}
     for name in BASES:
         if name == study.space.name:
-            own = study.removal(-1)
-            changes[_BASIS_LABELS[name]] = own, study.random_removals(own)
-            continue
+            continue  # the bottom band itself
         space = Space(name, study.unembedding)
         mean = space.coordinates(study.calibration.u).mean(0)
         deviation = space.coordinates(study.evaluation.u) - mean
         band = space.subspace(space.band(study.bands - 1, study.bands))
         changes[_BASIS_LABELS[name]] = beside_random(study, space, band, deviation)
-    pairs = at_equal_length(study.evaluation, changes, progress)
+    pairs = [
+        bottom_pair(study, _BASIS_LABELS[study.space.name], progress),
+        *at_equal_length(study.evaluation, changes, progress),
+    ]
     table = comparison_table(
         "bases", "The bottom band in three bases, at equal length", pairs, study.resampling, head="basis"
     )
@@ -124,8 +126,11 @@ def top_variance(study: Study, progress: Progress | None = None) -> Result:
     wanted = study.band(-1).size
     leading = study.space.subspace(principal_directions(reached)[:, :wanted])
     owns = {_BAND: study.removal(-1), _VARIANCE: leading.removal(study.deviation)}
-    changes = {label: (own, study.random_removals(own)) for label, own in owns.items()}
-    pairs = at_equal_length(study.evaluation, changes, progress)
+    changes = {_VARIANCE: (owns[_VARIANCE], study.random_removals(owns[_VARIANCE]))}
+    pairs = [
+        bottom_pair(study, _BAND, progress),
+        *at_equal_length(study.evaluation, changes, progress),
+    ]
     fewer = ""
     if leading.size < wanted:
         fewer = (

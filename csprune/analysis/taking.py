@@ -8,11 +8,11 @@ from typing import Any
 
 from csprune.analysis.study import BANDS, States, Study, take_states
 from csprune.calibration import Calibration, calibrate
-from csprune.corpus import Windows, check_fits, count_shared
+from csprune.corpus import Windows, check_fits
 from csprune.errors import InputError
 from csprune.identity import max_positions
 from csprune.models import LoadedModel
-from csprune.preparation import Progress, calibration_windows, evaluation_windows, load
+from csprune.preparation import Progress, calibration_windows, check_disjoint, evaluation_windows, load
 from csprune.readout import Readout, load_readout
 from csprune.settings import Settings
 
@@ -62,11 +62,7 @@ def read_texts(settings: Settings, loaded: LoadedModel, progress: Progress) -> T
             raise InputError(f"{len(windows)} document of {windows.source} is too few: give at least 2")
         vocabulary = loaded.model.get_input_embeddings().weight.shape[0]
         check_fits(windows, vocabulary, max_positions(loaded.model), settings.model)
-    if shared := count_shared(held_out, read.document_ids):
-        raise InputError(
-            f"{shared} of {len(held_out)} evaluation documents are also calibration documents: give texts "
-            "that share none, or one --data, which is divided"
-        )
+    check_disjoint(held_out, read.document_ids)
     return Texts(read, held_out)
 
 
@@ -114,7 +110,9 @@ def conditions(
     length = texts.evaluation.sequence_length
     positions = condition_positions(length, study.evaluation.position)
     for position in positions:
-        yield f"text, token {position}", study.beside(*taken[position])
+        # What is measured of the study already is not measured again.
+        same = position == study.evaluation.position
+        yield f"text, token {position}", study if same else study.beside(*taken[position])
     code = replace(settings, data=asked.code, calibration_data=None, evaluation_data=None)
     of_code = read_texts(code, loaded, progress)
     states = take(settings, study.readout, of_code, positions, progress, " of code")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from csprune.analysis.bands import bottom_observed
 from csprune.analysis.drawn import curve_of
-from csprune.analysis.effects import Look, Progress, Scene, Values, brier, observe, stacked
+from csprune.analysis.effects import Progress, Scene, brier
 from csprune.analysis.estimates import Formula, Means, Sample
 from csprune.analysis.phrases import figure, times
 from csprune.analysis.results import Cell, Column, Panel, Picture, Result, Row, Table, explained
@@ -14,18 +15,6 @@ from csprune.bootstrap import Statistic, ratio
 
 TEMPERATURES = (0.5, 1.0, 2.0, 4.0, 8.0)
 _DISTANCE = "logit_distance"
-
-
-def bottom_observed(study: Study, look: Look, progress: Progress | None) -> tuple[Values, Values]:
-    """What a look makes of the bottom band's change, and of its random changes of the same length.
-
-    By figure float64 [documents], and [subspaces, documents].
-    """
-    own = study.removal(-1)
-    random = [each.as_long_as(own) for each in study.random_removals(own)]
-    changes = {"own": own, **{str(i): each for i, each in enumerate(random)}}
-    seen = observe(study.evaluation, changes, look, progress)
-    return seen["own"], stacked(seen, [name for name in changes if name != "own"])
 
 
 def at_temperatures(scene: Scene, c: torch.Tensor) -> dict[str, torch.Tensor]:

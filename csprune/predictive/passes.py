@@ -8,16 +8,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from csprune.errors import CspruneError
 from csprune.readout import Readout
-from csprune.tracing import first_tensor, forward_errors, input_device
+from csprune.tracing import first_tensor
 
 Replace = Callable[[torch.Tensor], torch.Tensor]
 """Gives what a module is to read, or what it is to have written, in place of what it did."""
-
-
-class _Arrived(Exception):
-    """Ends a forward pass at the final norm."""
 
 
 @torch.no_grad()
@@ -42,13 +37,7 @@ def residual(
         InputError: The model cannot read these ids.
         CspruneError: The model did not reach its final norm.
     """
-    arrived: list[torch.Tensor] = []
     handles: list[Any] = []
-
-    def stop(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        arrived.append(first_tensor(args, kwargs))
-        raise _Arrived
-
     if watch is not None:
         handles += [m.register_forward_hook(watch, with_kwargs=True) for m in readout.model.modules()]
     if reads is not None:
@@ -63,21 +52,11 @@ def residual(
         handles.append(
             module.register_forward_hook(lambda _module, _args, out: _with_first_of(out, replace_written))
         )
-    handles.append(readout.norm_module.register_forward_pre_hook(stop, with_kwargs=True))
-    name = type(readout.model).__name__
     try:
-        with forward_errors(name, input_ids):
-            readout.model(input_ids=input_ids.to(input_device(readout.model)), use_cache=False)
-    except _Arrived:
-        pass
+        return readout.residual(input_ids)
     finally:
         for handle in handles:
             handle.remove()
-    if not arrived:
-        raise CspruneError(
-            f"{name} did not reach its final norm {readout.norm.name}: load the model and its readout anew"
-        )
-    return arrived[0].reshape(*input_ids.shape, -1)
 
 
 def written(output: Any) -> torch.Tensor | None:
